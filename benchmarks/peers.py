@@ -152,8 +152,8 @@ def _put(shelf: CacheFolder, blob: BlobSource, data: memoryview) -> None:
     shelf.put(blob, data, group=peer_fills.GROUP, kept=False)
 
 
-def _held(data: list[memoryview | None]) -> None:
-    if None in data:
+def _held(data: list[memoryview] | None) -> None:
+    if data is None:
         raise RuntimeError("the server doesn't have the blob that was written")
 
 

@@ -10,7 +10,7 @@ from .catalogue import is_damage as is_damage, open_read_only as open_read_only
 from .catalogue import read_crcs as read_crcs
 from .disk_cache import DISK_ERRORS as DISK_ERRORS, DiskCache as DiskCache
 from .fill_files import Fill as Fill, discard_fill as discard_fill
-from .fill_marks import FillMarks as FillMarks, map_name as map_name, part_name as part_name
+from .folder_layout import map_name as map_name, part_name as part_name
 from .folder_layout import FolderLayout as FolderLayout, format_text as format_text
 from .folder_layout import boot_id as boot_id, disk_bytes as disk_bytes
 from .pieces import BlobPieces as BlobPieces, OBJECTS_AT_ONCE as OBJECTS_AT_ONCE

@@ -29,9 +29,20 @@ from penstock.cache.disk.catalogue import (
     open_read_only,
     read_name_row,
 )
-from penstock.cache.disk.fill_files import Fill, discard_fill, fill_disk_bytes, map_bytes
-from penstock.cache.disk.fill_marks import FillMarks, map_name, part_name
-from penstock.cache.disk.folder_layout import FolderLayout, allocated_bytes, boot_id
+from penstock.cache.disk.fill_files import (
+    HEADER_BYTES,
+    Fill,
+    discard_fill,
+    fill_disk_bytes,
+    map_bytes,
+)
+from penstock.cache.disk.folder_layout import (
+    FolderLayout,
+    allocated_bytes,
+    boot_id,
+    map_name,
+    part_name,
+)
 from penstock.cache.disk.pieces import BlobPieces
 from penstock.cache.disk.space import PRIVATE, Space
 from penstock.cache.errors import StalledError
@@ -46,6 +57,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger("penstock")
 _OPEN_BYTE = 0
+_MOST_MARKS = 2**20  # of a fill, that are counted
 
 
 class ReadableFolder:
@@ -78,9 +90,9 @@ class ReadableFolder:
         layout, found = self.layout, dict[str, float]()
         for key in (n.removesuffix(".map") for n in layout.names("fills") if n.endswith(".map")):
             found[key] = 0.0
-            with contextlib.suppress(FileNotFoundError, PermissionError, ValueError):
-                size_bytes = layout.fills.stat(part_name(key)).st_size
-                found[key] = FillMarks(layout.fills.open(map_name(key)), size_bytes).share
+            with contextlib.suppress(FileNotFoundError, PermissionError):
+                marks = layout.fills.read(map_name(key), _MOST_MARKS)[HEADER_BYTES:]
+                found[key] = marks.count(1) / max(1, len(marks))
         found |= dict.fromkeys(layout.names("unverified"), 1.0)
         return found | dict.fromkeys(layout.names("blobs"), 1.0)
 

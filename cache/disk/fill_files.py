@@ -19,16 +19,7 @@ from crc32c import crc32c
 
 from penstock.cache.base import ByteLocks
 from penstock.cache.disk.catalogue import BLOCK_BYTES, crcs_of
-from penstock.cache.disk.fill_marks import (
-    BORDER_BYTES,
-    BORDERS_FOLLOW,
-    EVEN_PIECES,
-    HEADER_BYTES,
-    KIND_AT,
-    map_name,
-    part_name,
-)
-from penstock.cache.disk.folder_layout import disk_bytes
+from penstock.cache.disk.folder_layout import disk_bytes, map_name, part_name
 from penstock.cache.disk.pieces import PIECE_BYTES
 
 if TYPE_CHECKING:
@@ -37,6 +28,8 @@ if TYPE_CHECKING:
     from penstock.cache.base import Folder
     from penstock.cache.disk.pieces import BlobPieces, PieceSpan
 
+HEADER_BYTES = 512
+"""The size of a map's header; a byte for each piece follows it, 1 if the piece is present."""
 _TEXT = 6  # where the version of all pieces begins, after 2 bytes of length and 4 of CRC-32C
 _VERSION_LOCK = 2**62
 
@@ -74,8 +67,6 @@ class Fill:
                 fd = folder.create(name)
                 try:
                     os.posix_fallocate(fd, 0, size_bytes)
-                    if name == map_name(key):
-                        _write_borders(fd, pieces)
                 finally:
                     os.close(fd)
             return cls(folder, key, pieces)
@@ -117,7 +108,7 @@ class Fill:
 
     def agree(self, version: str) -> bool:
         """Return True if pieces of this version may be added; the first call sets the version."""
-        text = version.encode("utf-8", "replace")[: KIND_AT - _TEXT]
+        text = version.encode("utf-8", "replace")[: HEADER_BYTES - _TEXT]
         if not text:
             return True
         now = self.version
@@ -184,18 +175,8 @@ class Fill:
 
 
 def map_bytes(pieces: BlobPieces) -> int:
-    """Compute the size of the map: a header, a mark per piece, and the starts of uneven pieces."""
-    borders = 0 if pieces.starts is None else BORDER_BYTES * len(pieces.starts)
-    return HEADER_BYTES + pieces.count + borders
-
-
-def _write_borders(fd: int, pieces: BlobPieces) -> None:
-    """Write the starts of the pieces into a new map, for readers that know only the blob's key."""
-    if pieces.starts is None:
-        os.pwrite(fd, EVEN_PIECES, KIND_AT)
-    else:
-        os.pwrite(fd, pieces.starts.astype("<i8").tobytes(), HEADER_BYTES + pieces.count)
-        os.pwrite(fd, BORDERS_FOLLOW, KIND_AT)
+    """Compute the size of the map: a header, and a mark per piece."""
+    return HEADER_BYTES + pieces.count
 
 
 def fill_disk_bytes(size_bytes: int, marks_bytes: int = 0) -> int:

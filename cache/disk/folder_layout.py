@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING
 from crc32c import crc32c
 
 from penstock.cache.base import ByteLocks, Folder, StrangeFileError, refuse_network
-from penstock.cache.disk.fill_marks import part_name
 from penstock.cache.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,6 +52,16 @@ _NAMES = {
 }
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _TIMEOUT_S = 30.0
+
+
+def part_name(key: str) -> str:
+    """Return the name of the file that holds a blob's bytes while it is filled."""
+    return f"{key}.part"
+
+
+def map_name(key: str) -> str:
+    """Return the name of the file that has a mark for each piece."""
+    return f"{key}.map"
 
 
 class FolderLayout:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from penstock.cache.base import format_size
 from penstock.cache.disk.fill_files import discard_fill, fill_disk_bytes
-from penstock.cache.disk.fill_marks import map_name, part_name
+from penstock.cache.disk.folder_layout import map_name, part_name
 from penstock.cache.errors import ConfigError
 
 if TYPE_CHECKING:

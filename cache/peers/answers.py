@@ -1,7 +1,7 @@
 """Parse a peer's request, check its signature, and answer it from the files of the node's cache.
 
 This module doesn't handle connections. An answer may refer to an open file, which its sender
-closes. Only `blobs/` and `fills/` are read, by keys, and nothing is changed. As for every reader, a
+closes. Only `blobs/` is read, by keys, and nothing is changed. As for every reader, a
 shared lock on its inode protects each open file from eviction; the file must still have its name
 after the lock is acquired.
 
@@ -36,12 +36,9 @@ from penstock.cache.disk import (
     BLOCK_BYTES,
     CRCS_QUERY,
     HELD_QUERY,
-    FillMarks,
     FolderLayout,
     as_database_errors,
-    map_name,
     open_read_only,
-    part_name,
     read_crcs,
 )
 from penstock.cache.peers import protocol
@@ -51,7 +48,6 @@ from penstock.cache.peers.trust import Question, check_token, prove_server
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from penstock.cache.base import Folder
     from penstock.cache.peers.protocol import Span
     from penstock.cache.peers.trust import PeerSecret
 
@@ -118,21 +114,14 @@ _MOST_NOTES = 2**13
 class HeldFile:
     """A file that is open and protected from eviction until close().
 
-    size_bytes: the size of the blob. marks: the marks of its present pieces, None if it is whole.
-    crcs: the checksums of its blocks, None if unknown. opened: what close() closes and releases.
+    size_bytes: the size of the blob. crcs: the checksums of its blocks, None if unknown. opened:
+    what close() closes and releases.
     """
 
     fd: int
     size_bytes: int
-    marks: FillMarks | None
     crcs: bytes | None
     opened: contextlib.ExitStack
-
-    def has(self, start: int, end: int) -> bool:
-        """Return True if bytes [start, end) are present."""
-        if not 0 <= start < end <= self.size_bytes:
-            return False
-        return self.marks is None or self.marks.has(start, end)
 
     def close(self) -> None:
         """Close the file and release its lock. Safe to call twice."""
@@ -140,7 +129,7 @@ class HeldFile:
 
 
 class HeldFiles:
-    """The blobs and fills of one cache folder. Safe for several threads.
+    """The whole blobs of one cache folder. Safe for several threads.
 
     root, mode: the path and the permission bits of the cache. Raises OSError if the folder isn't a
     cache.
@@ -155,41 +144,20 @@ class HeldFiles:
         self._notes: dict[tuple[str, int], bytes] = {}
 
     def open(self, key: str) -> HeldFile | None:
-        """Open a blob or its fill; None if there is none, or it is being evicted. key: 40
-        hexadecimal digits."""
-        layout = self._layout
-        # The fill may be published between the first two attempts.
-        for folder, name in (
-            (layout.blobs, key),
-            (layout.fills, part_name(key)),
-            (layout.blobs, key),
-        ):
-            try:
-                if (found := self._open(folder, name, key)) is not None:
-                    return found
-            except (OSError, ValueError):
-                continue
-        return None
-
-    def _open(self, folder: Folder, name: str, key: str) -> HeldFile | None:
-        with contextlib.ExitStack() as opened:
-            fd = folder.open(name)
+        """Open a whole blob; None if there is none, or it is being evicted. key: 40 hexadecimal
+        digits."""
+        with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
+            fd = self._layout.blobs.open(key)
             opened.callback(os.close, fd)
             found = os.fstat(fd)
             if not found.st_size or not self._readers.acquire(found.st_ino):
                 return None
             opened.callback(self._readers.release, found.st_ino)
-            marks = crcs = None
-            if folder is self._layout.fills:
-                marks = FillMarks(folder.open(map_name(key)), found.st_size)
-            else:
-                crcs = self._crcs(key, found)
-            # Checked after the map is opened, as a fill's map is removed after its part file.
             if not os.fstat(fd).st_nlink:
                 return None
-            return HeldFile(
-                fd=fd, size_bytes=found.st_size, marks=marks, crcs=crcs, opened=opened.pop_all()
-            )
+            size_bytes, crcs = found.st_size, self._crcs(key, found)
+            return HeldFile(fd=fd, size_bytes=size_bytes, crcs=crcs, opened=opened.pop_all())
+        return None
 
     # -- the catalogue, which may be incomplete
 
@@ -414,18 +382,13 @@ class Responder:
         return reply
 
     def _find(self, reply: ServerReply, key: str, wanted: list[Span] | None) -> None:
-        """Add those of the wanted spans of a blob that are present; None: its beginning."""
+        """Add the wanted spans of a blob, if all are inside it; None: its beginning."""
         file = self._held.open(key)
         if file is None:
             return
-        if wanted is None:
-            wanted = [(0, min(file.size_bytes, protocol.RANGE_BYTES))]
-        try:
-            reply.spans = [span for span in wanted if file.has(*span)]
-            if reply.spans:
-                reply.status, reply.file = 206, file
-                text = protocol.content_range(reply.spans, file.size_bytes)
-                reply.headers.append(("Content-Range", text))
-        finally:
-            if reply.file is None:
-                file.close()
+        spans = wanted or [(0, min(file.size_bytes, protocol.RANGE_BYTES))]
+        if spans[-1][1] > file.size_bytes:
+            file.close()
+            return
+        reply.status, reply.file, reply.spans = 206, file, spans
+        reply.headers.append(("Content-Range", protocol.content_range(spans, file.size_bytes)))

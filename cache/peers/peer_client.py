@@ -2,8 +2,11 @@
 
 One request fetches one range of a blob, or several small ranges of it: a batch needs several
 samples of a shard at once, and each request costs a signature, a lookup in the other cache, two
-heads and the waking of two threads, as much as 100 KB of data. A peer sends those of the ranges
-that it has, and the next one is asked for the others; what no peer has is left out.
+heads and the waking of two threads, as much as 100 KB of data. A peer that doesn't have the whole
+blob sends none of them, and the next one is asked; what no peer has is left out.
+
+Measured in cold epochs of 4 nodes (`benchmarks.cluster`: change, two, and shards of 4 MiB): peers
+that also served blobs while they filled them saved 0 to 2.4 % of the store's bytes (median 1 %).
 
 Connections are reused. The bytes of an answer are used only if their length and checksum are right;
 status, ranges and size must match the request exactly. Streamed bytes are checked and passed on MiB
@@ -117,9 +120,9 @@ class PeerClient:
         size_bytes: int,
         *,
         keeps: Sequence[Keep | None] | None = None,
-    ) -> list[memoryview | None]:
-        """Fetch spans [start, end) of a blob in one request; return the bytes of each, None for
-        spans that the peer lacks.
+    ) -> list[memoryview] | None:
+        """Fetch spans [start, end) of a blob in one request; return the bytes of each, or None if
+        the peer doesn't have the blob.
 
         spans: within the limits MOST_RANGES and MOST_RANGE_BYTES of the protocol. size_bytes: of
         the blob. keeps: for each span None, or a function that stores its stretches as they arrive;
@@ -130,20 +133,16 @@ class PeerClient:
         with contextlib.closing(self._request(peer, question, wanted)) as reply:
             if reply.status == 404:
                 reply.error_body()
-                return [None] * len(spans)
+                return None
             if reply.status != 206:
                 raise WrongAnswerError(f"it answered with status {reply.status}")
-            found = protocol.spans_in_answer(
-                reply.headers.get("content-range", ""), spans, size_bytes
-            )
-            if found is None or reply.length != sum([end - start for start, end in found]):
+            sent = reply.headers.get("content-range")
+            if sent != protocol.content_range(spans, size_bytes) or reply.length != wanted:
                 raise WrongAnswerError("it answered with another range than was requested")
-            crcs = protocol.crcs_of(reply.headers, len(protocol.stretches(found)))
+            crcs = protocol.crcs_of(reply.headers, len(protocol.stretches(spans)))
             if crcs is None:
                 raise WrongAnswerError("its answer has no checksums")
-            keep_of = dict(zip(spans, keeps, strict=True)) if keeps else {}
-            data_of = _read_spans(reply, found, keep_of, iter(crcs))
-            return [data_of.get(span) for span in spans]
+            return _read_spans(reply, spans, keeps or [None] * len(spans), iter(crcs))
 
     def held(self, peer: Peer, group: str) -> NDArray[np.uint64]:
         """Fetch the list of a peer's blobs of a dataset; see `protocol.held_prefixes`. Raises
@@ -195,20 +194,21 @@ class PeerClient:
 
 
 def _read_spans(
-    reply: Reply, spans: list[Span], keep_of: dict[Span, Keep | None], crcs: Iterator[int]
-) -> dict[Span, memoryview]:
+    reply: Reply, spans: Sequence[Span], keeps: Sequence[Keep | None], crcs: Iterator[int]
+) -> list[memoryview]:
     """Read the spans of an answer in order, check their stretches, and store those that are kept;
-    return the bytes of the others."""
+    return the bytes of the others, and no bytes of these."""
     # One allocation: many small ones would be mapped and unmapped page by page.
-    returned = [end - start for start, end in spans if keep_of.get((start, end)) is None]
-    view, found = np.empty(sum(returned), np.uint8).data, {}
-    for start, end in spans:
-        keep = keep_of.get((start, end))
-        size = end - start if keep is None else 0
-        found[start, end], view = view[:size], view[size:]
+    sizes = [
+        end - start if keep is None else 0 for (start, end), keep in zip(spans, keeps, strict=True)
+    ]
+    view, found = np.empty(sum(sizes), np.uint8).data, []
+    for (start, end), keep, size in zip(spans, keeps, sizes, strict=True):
+        found.append(view[:size])
+        view = view[size:]
         for low, high in protocol.stretches([(start, end)]):
             if keep is None:
-                data = found[start, end][low - start : high - start]
+                data = found[-1][low - start : high - start]
             else:
                 data = _stretch_buffer.view[: high - low]
             reply.read_into(data)
@@ -325,7 +325,7 @@ class PeerStore:
     def ranges(
         self, wanted: PeerRanges, delivering: Callable[[], AbstractContextManager[None]]
     ) -> Answer:
-        """Request ranges from one peer after another until none is missing, and deliver them.
+        """Request ranges from one peer after another until one has their blob, and deliver them.
         delivering: see `ObjectRange.read`. Raises what `deliver` and the ranges' `keep` raise."""
 
         def keep_of(one: BlobRange) -> Keep | None:
@@ -339,30 +339,22 @@ class PeerStore:
             return keep_if_wanted
 
         blob, passed_bytes = wanted.ranges[0].blob, 0
-        left = dict(zip(wanted.numbers, wanted.ranges, strict=True))
+        spans = [(one.start, one.end) for one in wanted.ranges]
+        keeps = [keep_of(one) for one in wanted.ranges]
         for peer in self._directory.candidates(blob.key, time.monotonic()):
             self._meter.add(peer_requests=1)
             try:
-                found = self._client.blob(
-                    peer,
-                    blob.key,
-                    [(one.start, one.end) for one in left.values()],
-                    blob.size_bytes,
-                    keeps=[keep_of(one) for one in left.values()],
-                )
+                found = self._client.blob(peer, blob.key, spans, blob.size_bytes, keeps=keeps)
             except RequestError as error:
                 self._failed(peer, error)
                 continue
-            pairs = zip(left, found, strict=True)
-            data_of = {number: data for number, data in pairs if data is not None}
-            size_bytes = sum([left[number].end - left[number].start for number in data_of])
-            self._directory.answered(peer, key=blob.key if data_of else None)
-            self._meter.add(bytes_peers=size_bytes)
-            passed_bytes += size_bytes
-            for number, data in data_of.items():
-                with delivering():
-                    wanted.deliver(number, _answer_of(left.pop(number), data))
-            if not left:
+            self._directory.answered(peer, key=None if found is None else blob.key)
+            if found is not None:
+                passed_bytes = wanted.end - wanted.start
+                self._meter.add(bytes_peers=passed_bytes)
+                for number, one, data in zip(wanted.numbers, wanted.ranges, found, strict=True):
+                    with delivering():
+                        wanted.deliver(number, _answer_of(one, data))
                 break
             self._directory.lacks(peer, blob.key, time.monotonic())
         return Answer(data=b"", version="", object_bytes=0, passed_bytes=passed_bytes)

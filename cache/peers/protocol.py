@@ -1,12 +1,12 @@
 """Define the protocol between the nodes of a job: paths, headers, ranges and limits. Pure.
 
-    GET /v3/blobs/<key>   Range: bytes=a-b,c-d   206  those of the ranges of a blob that the node
-                                                      has, concatenated, with the CRC-32C of each
-                                                      stretch; Content-Range names them
-                                                 404  the node has none of them
-    GET /v3/held/<group>                         200  keys of a dataset's whole blobs, 8 bytes each
-    GET /v3/alive                                200  empty
-    GET /v3/any                                  206  the beginning of any whole blob
+    GET /v4/blobs/<key>   Range: bytes=a-b,c-d   206  the ranges of a whole blob, concatenated, with
+                                                      the CRC-32C of each stretch; Content-Range
+                                                      names them
+                                                 404  the node doesn't have all of the blob
+    GET /v4/held/<group>                         200  keys of a dataset's whole blobs, 8 bytes each
+    GET /v4/alive                                200  empty
+    GET /v4/any                                  206  the beginning of any whole blob
 
 It is a subset of HTTP/1.1: no other methods, no request bodies, and no multipart answers for
 several ranges. Every request is signed (trust.py); a client outside the job learns only the time.
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-ALIVE = "/v3/alive"
-ANY = "/v3/any"
+ALIVE = "/v4/alive"
+ANY = "/v4/any"
 """The first bytes of any whole blob, to measure the connection."""
-_BLOBS, _HELD = "/v3/blobs/", "/v3/held/"
+_BLOBS, _HELD = "/v4/blobs/", "/v4/held/"
 
 CRC_HEADER = "Penstock-CRC32C"
 """CRC-32C of each stretch of the body, eight hex digits each, with commas between them."""
@@ -134,17 +134,6 @@ def stretches(spans: Sequence[Span]) -> list[Span]:
 def content_range(spans: Sequence[Span], size_bytes: int) -> str:
     """Return the value of Content-Range for spans of a blob."""
     return f"bytes {_listed(spans)}/{size_bytes}"
-
-
-def spans_in_answer(text: str, wanted: Sequence[Span], size_bytes: int) -> list[Span] | None:
-    """Return those of the wanted spans of a blob that an answer has, by its Content-Range; None if
-    it names others."""
-    if text == content_range(wanted, size_bytes):
-        return list(wanted)
-    found = ranges_of(text.replace(" ", "=", 1).partition("/")[0])
-    if not found or not set(found) <= set(wanted) or text != content_range(found, size_bytes):
-        return None
-    return found
 
 
 def crcs_text(crcs: Iterable[int]) -> str:

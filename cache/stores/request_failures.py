@@ -11,12 +11,12 @@ import errno
 import os
 import re
 import socket
+import ssl
 import time
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.base import Failure, RequestError
 from penstock.cache.secrets import clean_message, hide
-from penstock.cache.stores.tls import CERTIFICATE_REMEDY, certificate_fault, certificate_fault_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -136,8 +136,19 @@ def printable(text: str) -> str:
     return " ".join(kept.split())[:200]
 
 
-# -- errors of sockets
+# -- errors of sockets and of TLS
 
+# Another attempt doesn't repair a certificate, so its faults are final.
+CERTIFICATE_REMEDY = (
+    "Give the authority that signed it in storage_options, as "
+    'root_certificate="/path/ca.crt" (or verify=), and use the host name of the certificate in the '
+    "URL or endpoint_url; verify=False trusts any server."
+)
+# rustls's words, as obstore passes them on.
+_RUSTLS = re.compile(
+    r"(?:invalid peer certificate: (?:certificate )?|InvalidCertificate\(\s*)([A-Za-z ]+)|"
+    r"(certificate (?:expired|not valid)[^,;()]*)"
+)
 _UNREACHABLE = frozenset(
     {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
 )
@@ -161,6 +172,31 @@ def request_failure(
     if isinstance(error, socket.gaierror):
         return RequestError("unreachable", f"the host's name isn't known: {reason}")
     return RequestError("unreachable" if code in _UNREACHABLE else "transient", reason)
+
+
+def certificate_fault(error: BaseException) -> str | None:
+    """Return the fault of the server's certificate or TLS; None if the error has another cause."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the server's certificate isn't accepted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+        reason = (error.reason or "").replace("_", " ").lower()
+        if "wrong version number" in reason or "http request" in reason:
+            return "the server doesn't speak TLS at this port: use http://, or another port"
+        if "alert" in reason or "unsupported" in reason or "no shared cipher" in reason:
+            return f"the TLS handshake failed: {reason}"
+    return None
+
+
+def certificate_fault_of(text: str) -> str | None:
+    """Return the certificate fault that a message of obstore contains; None without one."""
+    found = _RUSTLS.search(text)
+    if found is None:
+        if "InvalidContentType" in text or "received corrupt message" in text:
+            return "the server doesn't speak TLS at this port: use http://, or another port"
+        return None
+    # rustls's names of faults, such as UnknownIssuer, as words.
+    fault = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", (found[1] or found[2]).strip()).lower()
+    return f"the server's certificate isn't accepted: {fault}"
 
 
 # -- exceptions of obstore

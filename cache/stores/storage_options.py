@@ -14,6 +14,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import ssl
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +23,6 @@ from typing import Any
 from penstock.cache.base import FetchPolicy
 from penstock.cache.errors import ConfigError
 from penstock.cache.secrets import redact
-from penstock.cache.stores.tls import certificates
 from penstock.cache.stores.web_address import basic_auth, origin_of
 
 
@@ -221,6 +222,53 @@ def _check_endpoint(value: Any) -> None:
 
 
 # -- options of all stores
+
+_BEGIN = "-----BEGIN CERTIFICATE-----"
+_BLOCK = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_SUFFIXES = (".crt", ".pem", ".cer", ".0")
+
+
+def certificates(value: Any, name: str) -> bytes:
+    """Return the PEM of certificate authorities, given as text or bytes, or as the path of a file
+    or folder. name: of the option, for the error. Raises ConfigError."""
+    pem = b""
+    if isinstance(value, bytes) and _BEGIN.encode() in value:
+        pem = value
+    elif isinstance(value, str) and _BEGIN in value:
+        pem = value.encode()
+    elif isinstance(value, str | bytes | os.PathLike):
+        try:
+            pem = b"\n".join(_files(os.fsdecode(os.path.expanduser(value))))
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise ConfigError(
+                f"storage_options: {name}: the certificates can't be read ({reason}). Wanted the "
+                "path of a file (or a folder of files) in PEM format, or its text."
+            ) from None
+    else:
+        raise ConfigError(
+            f"storage_options: {name}: got a {type(value).__name__}, wanted the path of a file in "
+            "PEM format, or its text."
+        )
+    pem = b"\n".join(_BLOCK.findall(pem)) + b"\n"  # some files hold comments in any encoding
+    try:
+        ssl.create_default_context(cadata=pem.decode("ascii"))
+    except (ssl.SSLError, ValueError):
+        raise ConfigError(
+            f"storage_options: {name}: found no certificates in PEM format. Wanted a file with "
+            f"{_BEGIN} in it (openssl x509 -inform der -in FILE makes one of a DER file)."
+        ) from None
+    return pem
+
+
+def _files(path: str) -> Iterator[bytes]:
+    if os.path.isdir(path):
+        for name in sorted(os.listdir(path)):
+            if name.endswith(_SUFFIXES):
+                yield from _files(os.path.join(path, name))
+        return
+    with open(path, "rb") as file:
+        yield file.read()
 
 
 def _headers(found: StoreOptions, value: Any) -> None:

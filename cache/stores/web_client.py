@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import ssl
 import time
 from functools import partial
 from http.client import HTTPException, HTTPResponse
@@ -26,7 +27,6 @@ import numpy as np
 from penstock.cache.base import FORKED, RequestError
 from penstock.cache.stores.request_failures import too_long
 from penstock.cache.stores.storage_options import parse_seconds
-from penstock.cache.stores.tls import tls_context
 from penstock.cache.stores.web_address import (
     MOST_REDIRECTS,
     Hop,
@@ -269,6 +269,28 @@ class WebClient:
         except BaseException:
             self._pool.put_back(connection, keep=False)
             raise
+
+
+def tls_context(*, own: str | bytes | None, anybody: bool) -> ssl.SSLContext:
+    """Create the context of TLS connections.
+
+    own: PEM of authorities that are trusted in addition to the system's; anybody: trust any server.
+    """
+    context = ssl.create_default_context()
+    paths = ssl.get_default_verify_paths()
+    if paths.cafile is None and paths.capath is None:  # a Python without the system's store
+        try:
+            import certifi
+        except ImportError:
+            pass
+        else:
+            context.load_verify_locations(cafile=certifi.where())
+    if own is not None:
+        context.load_verify_locations(cadata=own.decode() if isinstance(own, bytes) else own)
+    if anybody:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
 
 
 def open_client(options: StoreOptions, policy: FetchPolicy) -> WebClient:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -18,11 +17,9 @@ from penstock.cache.disk import (
     PIECE_BYTES,
     BlobPieces,
     Fill,
-    FillMarks,
     bridge_gaps,
     crcs_of,
     discard_fill,
-    map_name,
     merge_spans,
 )
 from tests.cache.peers.serving import source
@@ -167,59 +164,6 @@ def test_a_blocks_checksum_is_that_of_what_came_last(tmp_path: Path) -> None:
     fill.mark((0, fill.pieces.count))
     assert fill.block_crcs(data) == crcs_of(data[:BLOCK_BYTES]) + b"\x78\x56\x34\x12"
     fill.close()
-
-
-@settings(max_examples=80)
-@given(st.data())
-def test_marked_bytes_are_there_and_no_others(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    sizes = data.draw(st.lists(st.integers(1, 20_000), min_size=1, max_size=6))
-    blob = source("x", *sizes, ranges=data.draw(st.booleans()))
-    folder = Folder.at(str(tmp_path_factory.mktemp("fill")))
-    fill = Fill.make(folder, "x", BlobPieces(blob))
-    there = np.zeros(blob.size_bytes, bool)
-    for piece in range(fill.pieces.count):
-        if data.draw(st.booleans()):
-            fill.marks[piece] = 1
-            there[slice(*fill.pieces.span((piece, piece + 1)))] = True
-    marks = FillMarks(folder.open(map_name("x")), blob.size_bytes)
-    for _ in range(5):
-        start = data.draw(st.integers(0, blob.size_bytes - 1))
-        end = data.draw(st.integers(start + 1, blob.size_bytes))
-        if marks.has(start, end):
-            assert there[start:end].all()
-        # For whole pieces the answer is exact.
-        (low, high), *_ = fill.pieces.covering([start], [end])
-        start, end = fill.pieces.span((low, high))
-        assert marks.has(start, end) == there[start:end].all()
-    fill.close()
-
-
-def test_the_marks_of_very_many_pieces_are_read_in_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(FillMarks, "most_marks", 10)
-    folder = Folder.at(str(tmp_path))
-    fill = Fill.make(folder, "x", BlobPieces(source("x", 100 * 4096 - 1, ranges=False)))
-    fill.marks[:] = 1
-    marks = FillMarks(folder.open(map_name("x")), 100 * 4096 - 1)
-    assert marks.has(0, 100 * 4096 - 1)
-    fill.marks[95] = 0
-    assert not marks.has(0, 100 * 4096 - 1)
-    assert marks.has(0, 95 * 4096)
-    fill.close()
-
-
-OF_OLD_VERSION = bytes(512) + b"\1"  # without the starts of its pieces
-
-
-@pytest.mark.parametrize("content", [b"", b"\0" * 513, b"\1" * 512, b"\2" * 5000, OF_OLD_VERSION])
-def test_a_file_that_is_no_map_is_refused(tmp_path: Path, content: bytes) -> None:
-    place = tmp_path / "x.map"
-    place.write_bytes(content)
-    with pytest.raises(ValueError, match="isn't a map"):
-        FillMarks(os.open(place, os.O_RDONLY), 4096)
 
 
 OBJECT_BYTES = 100_000

@@ -22,13 +22,11 @@ GROUP = hashlib.sha256(b"set").hexdigest()[:32]
 
 @dataclass
 class FakePeer:
-    """blobs: whole, by key; parts: what is there of others: (size, {start: bytes}). ahead_s: its
-    clock. act: answers in its place where it isn't None and returns True. said: keys that it says
-    it holds, None: those of its blobs."""
+    """blobs: whole, by key. ahead_s: its clock. act: answers in its place where it isn't None and
+    returns True. said: keys that it says it holds, None: those of its blobs."""
 
     server: ScriptedServer
     blobs: dict[str, bytes] = field(default_factory=dict)
-    parts: dict[str, tuple[bytes, list[tuple[int, int]]]] = field(default_factory=dict)
     ahead_s: float = 0.0
     act: Callable[[Talk, Asked], bool] | None = None
     said: list[str] | None = None
@@ -36,7 +34,7 @@ class FakePeer:
     def peer(self, node: int) -> Peer:
         return Peer(node, self.server.url.removeprefix("http://"))
 
-    def asked_for(self, path: str = "/v3/blobs/") -> int:
+    def asked_for(self, path: str = "/v4/blobs/") -> int:
         """Return the number of its requests below a path."""
         return sum(asked.path.startswith(path) for asked in self.server.asked)
 
@@ -69,10 +67,7 @@ class FakePeer:
         assert key is not None
         assert spans is not None
         whole = self.blobs.get(key)
-        if whole is None and key in self.parts:
-            whole, there = self.parts[key]
-            spans = [(a, b) for a, b in spans if any(low <= a and b <= high for low, high in there)]
-        if whole is None or not spans:
+        if whole is None:
             talk.answer(404)
         else:
             talk.answer(206, b"".join(whole[a:b] for a, b in spans), head_of(whole, *spans))

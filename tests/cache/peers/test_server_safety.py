@@ -107,8 +107,8 @@ def malformed(served: Served) -> dict[str, bytes]:
         "old": right.replace(b"HTTP/1.1", b"HTTP/1.0"),
         "newer": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         "absolute": line.replace(b"GET ", b"GET http://x") + b"\r\n" + rest,
-        "nul": line.replace(b"/v3", b"/\0v2") + b"\r\n" + rest,
-        "unicode": line.replace(b"/v3", "/ü".encode()) + b"\r\n" + rest,
+        "nul": line.replace(b"/v4", b"/\0v2") + b"\r\n" + rest,
+        "unicode": line.replace(b"/v4", "/ü".encode()) + b"\r\n" + rest,
         "long path": b"GET /" + b"a" * 3000 + b" HTTP/1.1\r\n" + rest,
         "chunked": served.head(PATH, (0, 100), more="Transfer-Encoding: chunked\r\n")
         + b"5\r\nabcde",
@@ -154,24 +154,24 @@ def test_paths_that_look_elsewhere_find_nothing_even_signed(plain: Served) -> No
     open(f"{root}/blobs/{'8' * 40}", "w", encoding="ascii").close()
     paths = [protocol.blob_path(str(n) * 40) for n in range(1, 9)]
     paths += [
-        f"/v3/blobs/../blobs/{KEY}",
-        f"/v3/blobs/%2e%2e/blobs/{KEY}",
-        f"/v3/blobs/./{KEY}",
-        f"/v3/blobs//{KEY}",
-        f"//v3/blobs/{KEY}",
-        f"/v3/blobs/{KEY}/",
-        f"/v3/blobs/{KEY}.part",
-        f"/v3/blobs/{KEY}%00",
-        f"/v3/blobs/{KEY}?x",
-        f"/v3/blobs/{KEY}#x",
-        f"/v3/blobs/{KEY.upper()}",
-        f"/v3/blobs/{KEY[:-1]}",
-        "/v3/blobs/../format.json",
-        "/v3/blobs/../catalogue.db",
-        "/v3/blobs/..%2fcatalogue.db",
-        "/v3/blobs/\\..\\catalogue.db",
-        "/v3/held/../blobs/" + KEY,
-        "/v3/held/*",
+        f"/v4/blobs/../blobs/{KEY}",
+        f"/v4/blobs/%2e%2e/blobs/{KEY}",
+        f"/v4/blobs/./{KEY}",
+        f"/v4/blobs//{KEY}",
+        f"//v4/blobs/{KEY}",
+        f"/v4/blobs/{KEY}/",
+        f"/v4/blobs/{KEY}.part",
+        f"/v4/blobs/{KEY}%00",
+        f"/v4/blobs/{KEY}?x",
+        f"/v4/blobs/{KEY}#x",
+        f"/v4/blobs/{KEY.upper()}",
+        f"/v4/blobs/{KEY[:-1]}",
+        "/v4/blobs/../format.json",
+        "/v4/blobs/../catalogue.db",
+        "/v4/blobs/..%2fcatalogue.db",
+        "/v4/blobs/\\..\\catalogue.db",
+        "/v4/held/../blobs/" + KEY,
+        "/v4/held/*",
         "/etc/passwd",
         "/",
         "*",
@@ -270,7 +270,7 @@ def test_200_silent_connections_block_no_others(served: Served) -> None:
         for number in range(SLOW):
             sock = socket.create_connection(served.place, timeout=PATIENCE_S)
             stack.enter_context(contextlib.closing(sock))
-            sock.sendall(b"GET /v3/blobs/"[: number % 10])
+            sock.sendall(b"GET /v4/blobs/"[: number % 10])
         for _ in range(20):
             assert_alive(served)
 
@@ -391,7 +391,7 @@ def dial(port: int) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
 
 
-@pytest.mark.parametrize("begun", [b"", b"GET /v3/alive HT"])
+@pytest.mark.parametrize("begun", [b"", b"GET /v4/alive HT"])
 @pytest.mark.parametrize("is_secured", [False, True])
 def test_who_doesnt_come_to_the_point_is_cut(plain: Served, begun: bytes, is_secured: bool) -> None:
     tls = make_credentials(plain.secret).server_context() if is_secured else None
@@ -451,7 +451,7 @@ def test_closing_ends_every_connection(plain: Served, is_secured: bool) -> None:
                     context = credentials.client_context()
                     secured = context.wrap_socket(socks[n], server_hostname="127.0.0.1")
                     socks[n] = stack.enter_context(secured)
-            socks[1].sendall(b"GET /v3/alive HT")
+            socks[1].sendall(b"GET /v4/alive HT")
             for n in (2, 3):  # nobody reads the body
                 socks[n].sendall(plain.head(PATH, (0, SIZE) if n == 2 else (5, SIZE)))
                 assert socks[n].recv(4) == b"HTTP"

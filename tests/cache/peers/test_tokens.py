@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 OURS, OTHERS = PeerSecret(b"ours-" * 8), PeerSecret(b"theirs" * 8)
 
 
-ASKED = Question("GET", "/v3/blobs/" + "0" * 40, "bytes=0-9")
+ASKED = Question("GET", "/v4/blobs/" + "0" * 40, "bytes=0-9")
 
 
 NOW_S = 1.75e9
@@ -61,7 +61,7 @@ def test_a_token_of_a_clock_that_runs_ahead_is_expired_too() -> None:
 
 @given(
     st.sampled_from(["GET", "HEAD", "PUT"]),
-    st.sampled_from([ASKED.path, ASKED.path[:-1] + "1", "/v3/alive", ""]),
+    st.sampled_from([ASKED.path, ASKED.path[:-1] + "1", "/v4/alive", ""]),
     st.sampled_from(["bytes=0-9", "bytes=0-99", "", "0-9"]),
 )
 def test_a_token_asks_for_nothing_else(method: str, path: str, range_: str) -> None:

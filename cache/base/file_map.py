@@ -17,14 +17,8 @@ if TYPE_CHECKING:
 
 _libc = ctypes.CDLL(None, use_errno=True)
 libc_mmap, _munmap = _libc.mmap, _libc.munmap
-libc_mmap.argtypes = (
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int64,
-)
+_INTS = (ctypes.c_int,) * 3
+libc_mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *_INTS, ctypes.c_int64)
 libc_mmap.restype = ctypes.c_void_p
 _munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 MAP_FAILED = ctypes.c_void_p(-1).value

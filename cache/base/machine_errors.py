@@ -22,6 +22,13 @@ _MEMORY = (
 _RIGHTS = "Give this user permission to read it, and to enter its parent folders."
 _DISK = "The disk or the mount fails: read `dmesg`, check the disk, or mount it again."
 _FULL = "The disk or the quota is full: free some space."
+# fmt: off
+_OF_DISKS = (
+    errno.EIO, errno.ENXIO, errno.ENODEV, errno.EREMOTEIO, errno.ESTALE, errno.ENOTCONN,
+    errno.ECONNABORTED, errno.ECONNRESET, errno.ETIMEDOUT, errno.ESHUTDOWN, errno.ENETDOWN,
+    errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENOLCK, errno.ENOBUFS,
+)
+# fmt: on
 _REMEDIES = {
     errno.EMFILE: _FILES,
     errno.ENFILE: "The machine has too many open files: end other jobs, or raise fs.file-max.",
@@ -30,27 +37,7 @@ _REMEDIES = {
     errno.EPERM: _RIGHTS,
     errno.EROFS: "The file system is mounted read-only: mount it for writing.",
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _FULL),
-    **dict.fromkeys(
-        (
-            errno.EIO,
-            errno.ENXIO,
-            errno.ENODEV,
-            errno.EREMOTEIO,
-            errno.ESTALE,
-            errno.ENOTCONN,
-            errno.ECONNABORTED,
-            errno.ECONNRESET,
-            errno.ETIMEDOUT,
-            errno.ESHUTDOWN,
-            errno.ENETDOWN,
-            errno.ENETUNREACH,
-            errno.EHOSTDOWN,
-            errno.EHOSTUNREACH,
-            errno.ENOLCK,
-            errno.ENOBUFS,
-        ),
-        _DISK,
-    ),
+    **dict.fromkeys(_OF_DISKS, _DISK),
 }
 _SHORTAGES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 _ARROWS_ERRNO = re.compile(r"\[errno (\d+)\]", re.I)

@@ -27,6 +27,7 @@ import sqlite3
 import threading
 import time
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from crc32c import crc32c
@@ -270,16 +271,6 @@ def noted_crc(blocks: bytes | None, size_bytes: int, stretch: Span) -> int | Non
     return int.from_bytes(blocks[4 * number : 4 * number + 4], "little")
 
 
-_REASONS = {
-    200: "OK",
-    206: "Partial Content",
-    400: "Bad Request",
-    401: "Unauthorized",
-    404: "Not Found",
-    405: "Method Not Allowed",
-}
-
-
 @dataclass(slots=True, kw_only=True)
 class ServerReply:
     """An answer: its status, its headers, and a body that consists of bytes or of spans of a file.
@@ -322,7 +313,7 @@ class ServerReply:
         """Return the head of the answer as it is sent."""
         length = len(self.body) + sum([end - start for start, end in self.spans])
         lines = [
-            f"HTTP/1.1 {self.status} {_REASONS[self.status]}",
+            f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}",
             *(f"{name}: {value}" for name, value in self.headers),
             f"Content-Length: {length}",
         ]

@@ -33,14 +33,8 @@ if TYPE_CHECKING:
 
 _VERSION_KEYS = ("ETag", "etag", "e_tag", "md5Hash", "content_md5", "Content-MD5", "checksum")
 _TIME_KEYS = (
-    "LastModified",
-    "last_modified",
-    "Last-Modified",
-    "mtime",
-    "updated",
-    "modified",
-    "created",
-)
+    "LastModified", "last_modified", "Last-Modified", "mtime", "updated", "modified", "created",
+)  # fmt: skip
 _ONE_AT_A_TIME = frozenset({"ftp", "libarchive", "smb", "tar", "zip"})
 """Protocols whose file systems share one connection or open file without a lock."""
 

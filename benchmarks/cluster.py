@@ -9,7 +9,7 @@ trial reports whether each of its bounds held. Requires root.
               replaced by one with an empty cache: remote bytes, ids, how the survivors end
     rejoin    the same without restarts: a node is killed, the others continue; a cold one joins;
               another is killed, cut off and replaced at once; one leaves and comes back
-    tls       `rejoin` with the user's own certificates between the nodes
+    tls       `rejoin` with TLS between the nodes
     worlds    jobs of 4 and 8 nodes: reassigned, with a node less, half as many, twice as many, with
               and without peers; in one process, on loopback
     worlds-32 the same with 16 and 32 nodes: takes minutes of both cores
@@ -150,7 +150,7 @@ def main() -> None:
     trials: dict[str, Callable[[], dict[str, Any]]] = {
         "change": lambda: change(peers=True),
         "rejoin": rejoin,
-        "tls": lambda: rejoin(tls="files"),
+        "tls": lambda: rejoin(tls=True),
         "worlds": worlds,
         "worlds-32": lambda: worlds(many=True),
         "two": two,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import torch
 import torch.distributed as dist
 
-from penstock import DataLoader, Dataset, DiskCache, Order, Peers, TlsFiles, World, concat, warm
+from penstock import DataLoader, Dataset, DiskCache, Order, Peers, World, concat, warm
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -119,12 +119,7 @@ def _dataset(options: argparse.Namespace, url: str = "") -> Dataset:
     more: dict[str, Any] = {"nodes": options.nodes.split(",")} if options.nodes else {}
     if options.token_file:
         more["token_file"] = options.token_file
-    files = Path(options.tls_files)
-    if options.tls_files:
-        more["tls"] = TlsFiles(files / "node.pem", files / "node.key", files / "ca.pem")
-    else:
-        more["tls"] = options.tls
-    peers = Peers(options.peers, **more) if options.peers else None
+    peers = Peers(options.peers, tls=options.tls, **more) if options.peers else None
     cache = DiskCache(options.cache, max_bytes=options.max_bytes, peers=peers)
     return Dataset(url or options.url, cache=cache, fields=("array", "id"))
 
@@ -225,7 +220,6 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--state-every", type=int, default=0)
     parser.add_argument("--reshuffle", type=float, default=0.0)
     parser.add_argument("--tls", action="store_true", help="encrypt with the job's certificates")
-    parser.add_argument("--tls-files", default="", help="folder of node.pem, node.key, ca.pem")
     parser.add_argument(
         "--warm", action="store_true", help="only fill the cache and print its CPU time"
     )

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.cluster_certificates import make_certificates
 from benchmarks.hosts import TALK_DEVICE, Host, hosts
 from penstock import pack
 
@@ -94,7 +93,7 @@ class Cluster:
     sizes: Sizes
     peers: bool = True
     cache_share: float = 2.0
-    tls: str = ""
+    tls: bool = False
     runs: int = 0
     delivered: dict[int, Counter[int]] = field(default_factory=dict)
     env: dict[int, dict[str, str]] = field(default_factory=dict)
@@ -136,8 +135,7 @@ class Cluster:
             own = self.addresses.get(node, self.made[node].address)
             words += ["--peers", f"{own}:{PEER_PORT}"]
             if self.tls:
-                files = ["--tls-files", str(self.folder / f"tls-{node}")]
-                words += files if self.tls == "files" else ["--tls"]
+                words.append("--tls")
         return words
 
     def run(
@@ -283,12 +281,12 @@ def cluster(
     cache_share: float = 2.0,
     link: float | None = None,
     store_link: float | None = None,
-    tls: str = "",
+    tls: bool = False,
 ) -> Iterator[Cluster]:
     """Start nodes with empty caches, and a remote.
 
     cache_share: size of each cache, as a share of the dataset. link, store_link: bits per second.
-    tls: between nodes, by the certificates of the "job" or by "files"; "" for none.
+    tls: True encrypts between nodes.
     """
     with tempfile.TemporaryDirectory() as scratch, hosts(nodes + 1, bits_per_s=link) as made:
         folder = Path(scratch)
@@ -296,8 +294,6 @@ def cluster(
         make_data(data, sizes)
         size = sum(path.stat().st_size for path in data.rglob("*.arrow"))
         made[-1].set_rate(store_link)
-        if tls == "files":
-            make_certificates(folder, [host.address for host in made[:-1]])
         words = [str(folder), "0.005", "1e12", made[-1].address]
         store = made[-1].start(
             [sys.executable, "-m", "benchmarks.store_server", *words],

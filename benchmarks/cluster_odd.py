@@ -46,7 +46,6 @@ class Odd:
     begins: bool = True
     says: str = ""
     words: Callable[[Cluster], list[str]] | None = None
-    tls: str = ""
     failed: list[str] = field(default_factory=list)
 
 
@@ -56,7 +55,7 @@ def odd() -> dict[str, Any]:
     for trial in _TRIALS:
         sizes = Sizes(samples=2_016)
         with (
-            cluster(4, sizes, link=_LINK_BITS, tls=trial.tls) as job,
+            cluster(4, sizes, link=_LINK_BITS) as job,
             trial.make(job) if trial.make is not None else contextlib.nullcontext(),
         ):
             do = trial.do
@@ -177,15 +176,6 @@ def _port_in_use(job: Cluster) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _wrong_certificate(job: Cluster) -> Iterator[None]:
-    """Give the node the certificate of another node."""
-    own, other = (job.folder / f"tls-{node}" for node in (_ODD, _ODD - 1))
-    for name in ("node.pem", "node.key"):
-        (own / name).write_bytes((other / name).read_bytes())
-    yield
-
-
-@contextlib.contextmanager
 def _wrong_address(job: Cluster) -> Iterator[None]:
     """Give the node an address at which no machine is."""
     host = job.made[_ODD]
@@ -215,12 +205,5 @@ _TRIALS = (
     Odd("all of it stands for 30 s", do=_pause(Host.pids), pause_s=_PAUSE_S),
     Odd("its server stands for 30 s", do=_pause(servers)),
     Odd("its port is in use, nodes listed", _port_in_use, says="is taken", words=shared),
-    Odd(
-        "it has another node's certificate",
-        _wrong_certificate,
-        tls="files",
-        begins=False,
-        says="would refuse this node's certificate",
-    ),
     Odd("it has another machine's address", _wrong_address, begins=False, says="can't listen at"),
 )

@@ -26,11 +26,11 @@ from benchmarks.record import write_result
 from penstock.pipeline.plan import (
     BatchSchedule,
     Cursor,
-    Holders,
     LaneGroups,
     LaneOrder,
     Plan,
     RankOrder,
+    ShardReaders,
     Walk,
     World,
     choose_lane_order,
@@ -108,8 +108,8 @@ def readers(shards: int, nodes: int) -> tuple[int, float]:
     """Return the default lanes, and how many nodes read a shard."""
     lanes = default_lanes(256 * nodes, shards)
     plan = Plan(np.full(shards, 37), seed=1, lanes=lanes, window=1)
-    holders = Holders(plan, nodes=[8] * nodes)
-    return lanes, sum(len(holders.readers(shard, 0)) for shard in range(shards)) / shards
+    planned = ShardReaders(plan, nodes=[8] * nodes)
+    return lanes, sum(len(planned.readers(shard, 0)) for shard in range(shards)) / shards
 
 
 def choices() -> dict[str, float]:

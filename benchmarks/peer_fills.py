@@ -30,7 +30,6 @@ from penstock.cache.peers import (
     PeerLimits,
     PeerSecret,
     PeerUpstream,
-    PlannedHolders,
 )
 from penstock.cache.stores import open_store
 
@@ -44,14 +43,6 @@ SHARE = (BLOBS - _WARM) / BLOBS
 GROUP = "a" * 32
 _PATIENT = PeerLimits(connect_s=60, silent_s=60)
 """There is no other way to the bytes: on a machine that others use, who is slow is still asked."""
-
-
-class _Everything(PlannedHolders):
-    """A plan by which node 1 may have all shards."""
-
-    def likely(self, key: str) -> list[int]:
-        del key
-        return [1]
 
 
 def blob(number: int, size_bytes: int) -> BlobSource:
@@ -72,9 +63,7 @@ def remote_of(
     upstream = None
     if address:
         upstream = PeerUpstream(fetcher, PeerDirectory(group=GROUP))
-        upstream.use_peers(
-            [Peer(1, address)], PeerClient(secret, limits=_PATIENT), planned=_Everything()
-        )
+        upstream.use_peers([Peer(1, address)], PeerClient(secret, limits=_PATIENT))
     remote = Remote(fetcher, cache, group=GROUP, label="fills", upstream=upstream)
     remote.join([one.key for one in blobs], [one.size_bytes for one in blobs])
     try:

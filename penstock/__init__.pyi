@@ -56,7 +56,7 @@ from .augment.pixel_operations import (
     RandomRotation as RandomRotation,
 )
 from .augment.views import Views as Views
-from .cache.base.peer_settings import Peers as Peers, TlsFiles as TlsFiles
+from .cache.base.peer_settings import Peers as Peers
 from .cache.disk.disk_cache import DiskCache as DiskCache
 from .cache.errors import BadSampleError as BadSampleError, PenstockError as PenstockError
 from .pipeline.feed.tensors import Ragged as Ragged

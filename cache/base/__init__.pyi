@@ -16,7 +16,7 @@ from .hashing import splitmix64_tensor as splitmix64_tensor, unit_tensor as unit
 from .locks import ByteLocks as ByteLocks, ReaderLocks as ReaderLocks, wait_for as wait_for
 from .machine_errors import is_shortage as is_shortage, machine_remedy as machine_remedy
 from .machine_errors import read_error as read_error, refuse_shortage as refuse_shortage
-from .peer_settings import Peers as Peers, TlsFiles as TlsFiles, check_address as check_address
+from .peer_settings import Peers as Peers, check_address as check_address
 from .resources import allowed_cores as allowed_cores
 from .resources import available_memory_bytes as available_memory_bytes
 from .resources import machine_cores as machine_cores, machine_memory_bytes as machine_memory_bytes

@@ -18,27 +18,6 @@ _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/@\[\]]+):([0-9]{1,5})")
 
 
 @dataclass(frozen=True, slots=True)
-class TlsFiles:
-    """The user's own certificates for the connections between nodes, as paths of PEM files.
-
-    certificate, key: this node's certificate and key. authority: the authority that must have
-    signed the other nodes' certificates.
-    """
-
-    certificate: str | os.PathLike[str]
-    key: str | os.PathLike[str]
-    authority: str | os.PathLike[str]
-
-    def __post_init__(self) -> None:
-        for name in ("certificate", "key", "authority"):
-            if not isinstance(path := getattr(self, name), str | os.PathLike):
-                raise ConfigError(
-                    f"TlsFiles: got {name} of type {type(path).__name__}, wanted the path of a PEM "
-                    "file."
-                )
-
-
-@dataclass(frozen=True, slots=True)
 class Peers:
     """The settings with which the nodes of a job serve their caches to each other.
 
@@ -51,9 +30,8 @@ class Peers:
         to its processes through the process group's store.
     nodes: the addresses of all nodes including this one, in the order of the nodes' ranks, for a
         job without a process group. It needs a token_file, or the secret in the environment.
-    tls: None encrypts unless the address is this machine's own (127.0.0.1), with certificates that
-        the job creates. True always encrypts. False never encrypts, which is cheaper, for private
-        networks only. TlsFiles encrypts with the user's certificates.
+    tls: None encrypts unless the address is this machine's own (127.0.0.1). True always encrypts.
+        False never encrypts, which is cheaper, for private networks only.
 
     Raises ConfigError for invalid values.
     """
@@ -61,7 +39,7 @@ class Peers:
     address: str
     _: KW_ONLY
     token_file: str | os.PathLike[str] | None = None
-    tls: bool | TlsFiles | None = None
+    tls: bool | None = None
     nodes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -72,8 +50,8 @@ class Peers:
                 f"peers: got a token_file of type {type(self.token_file).__name__}, wanted the "
                 "path of a file that holds the secret."
             )
-        if not isinstance(self.tls, bool | TlsFiles | None):
-            raise ConfigError(f"peers: got tls={self.tls!r}, wanted True, False or TlsFiles.")
+        if not isinstance(self.tls, bool | None):
+            raise ConfigError(f"peers: got tls={self.tls!r}, wanted True, False or None.")
 
     def _check_nodes(self) -> None:
         # Not a set: a node's position is its number.

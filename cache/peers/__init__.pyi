@@ -12,7 +12,7 @@ from .peer_diagnosis import PROTOCOL_NAMES as PROTOCOL_NAMES, PeerFacts as PeerF
 from .peer_diagnosis import ProbeSettings as ProbeSettings
 from .peer_diagnosis import fault_of as fault_of, probe as probe
 from .peer_directory import Peer as Peer, PeerDirectory as PeerDirectory
-from .peer_directory import PlannedHolders as PlannedHolders
+from .peer_directory import PlannedReaders as PlannedReaders
 from .peer_link import NodeRanks as NodeRanks, PeerExchange as PeerExchange, PeerLink as PeerLink
 from .peer_upstream import PeerUpstream as PeerUpstream
 from .protocol import MOST_HEAD_BYTES as MOST_HEAD_BYTES, RANGE_BYTES as RANGE_BYTES, Span as Span

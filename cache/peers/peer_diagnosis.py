@@ -35,17 +35,14 @@ _REQUESTS, _REQUESTS_S = 9, 3.0
 _END = b"\r\n\r\n"
 _MOST_HEAD_BYTES = 16 * 2**10
 _STEP = 2**18
-# OpenSSL's codes for faults of a certificate.
-_NOT_YET, _EXPIRED, _OTHER_NAME, _OTHER_ADDRESS = 9, 10, 62, 64
 
 SpokenProtocol = Literal["tls", "plain", "silence", "other"]
 """tls, plain: the protocols of peers. silence: the server accepts the connection, but sends
 nothing. other: it sends something that no peer sends."""
 
-Identity = Literal["same", "another", "unchecked", "name", "clock"]
-"""same: both sides have the same secret. another: they have different secrets or certificates.
-unchecked: this side has no secret to check with. name: the certificate is for another address.
-clock: the certificate isn't valid yet, or has expired."""
+Identity = Literal["same", "another", "unchecked"]
+"""same: both sides have the same secret. another: they have different secrets. unchecked: this side
+has no secret to check with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +80,7 @@ class ProbeSettings(NamedTuple):
 
 def probe(address: str, settings: ProbeSettings, *, measures: bool = True) -> PeerFacts:
     """Probe the server at "HOST:PORT". measures: measure its speed, too. Ends within half a minute,
-    and raises only errors of TLS files that don't fit together."""
+    and raises no errors."""
     facts = PeerFacts(address=address, wants_tls=settings.tls is not None)
     began = time.monotonic()
     try:
@@ -96,8 +93,9 @@ def probe(address: str, settings: ProbeSettings, *, measures: bool = True) -> Pe
             if settings.tls is not None:
                 facts = replace(facts, tls=connection.secure(settings.tls()))
             facts = _identify(connection, facts)
-        except ssl.SSLCertVerificationError as error:
-            return replace(facts, speaks="tls", identity=_untrusted(error, settings))
+        except ssl.SSLCertVerificationError:
+            identity: Identity = "unchecked" if settings.secret is None else "another"
+            return replace(facts, speaks="tls", identity=identity)
         except (OSError, RequestError) as error:
             return _protocol(facts, error)
         if measures and facts.identity == "same":
@@ -208,14 +206,6 @@ def _speaks_plain(address: str) -> bool:
             return connection.request(protocol.ALIVE)[0] == 401
     except (OSError, RequestError):
         return False
-
-
-def _untrusted(error: ssl.SSLCertVerificationError, settings: ProbeSettings) -> Identity:
-    if settings.secret is None:
-        return "unchecked"
-    if error.verify_code in (_OTHER_NAME, _OTHER_ADDRESS):
-        return "name"
-    return "clock" if error.verify_code in (_NOT_YET, _EXPIRED) else "another"
 
 
 def _identify(connection: _ProbeConnection, facts: PeerFacts) -> PeerFacts:
@@ -340,19 +330,9 @@ _FAULTS = {
         "its answer isn't that of a node",
         "Another program has that port: choose a port that is free on all nodes.",
     ),
-    "name": Fault(
-        "secret",
-        "its certificate is for another address",
-        "Use exactly the address that it has in Peers(…) or --peers.",
-    ),
-    "clock": Fault(
-        "secret",
-        "its certificate isn't valid today",
-        "Set the clocks of both machines (NTP), and renew your own certificates.",
-    ),
     "another": Fault(
         "secret",
-        "it has another secret (or certificates of another authority)",
+        "it has another secret",
         "Copy one token file to all nodes. If they have it, another job's server has the port, and "
         "this job's server listens at another one, which its log names: give both jobs the same "
         "token file, or each a separate port.",

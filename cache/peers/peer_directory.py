@@ -1,4 +1,4 @@
-"""Choose the peers to ask for a blob: first those whose list contains it, then those of the plan.
+"""Choose the peers to ask for a blob: those whose list contains it.
 
 The list of a peer is a sorted array of the first 64 bits of each key, so a million shards take
 8 MB. Two keys that share these bits cost one request with a negative answer. A peer that failed or
@@ -93,13 +93,8 @@ class Peer:
     address: str
 
 
-class PlannedHolders:
-    """The holders of blobs by the job's plan, as node numbers. This base class plans nothing."""
-
-    def likely(self, key: str) -> Sequence[int]:
-        """Return nodes that may hold a blob, the best first."""
-        del key
-        return ()
+class PlannedReaders:
+    """The nodes that read and fetch blobs by the job's plan. This base class plans nothing."""
 
     def owner(self, key: str) -> int | None:
         """Return the node that fetches a blob from the remote for all nodes that need it; None if
@@ -111,9 +106,6 @@ class PlannedHolders:
         """Return True if this node reads a blob in the current epoch."""
         del key
         return True
-
-    def record_held(self, texts: dict[int, str]) -> None:
-        """Record the blobs that nodes hold, from texts in a format of the plan, by node."""
 
 
 class PeerDirectory:
@@ -128,9 +120,9 @@ class PeerDirectory:
         self._lock = threading.Lock()
         self._peers: dict[int, Peer] = {}
         self._records: dict[Peer, PeerRecord] = {}
-        self._planned: PlannedHolders = PlannedHolders()
+        self._planned = PlannedReaders()
         # Memories of blobs by their keys, which `_remember` bounds.
-        self._sources: dict[str, tuple[tuple[Peer, ...], int]] = {}  # see `_sources_of`
+        self._holders: dict[str, tuple[Peer, ...]] = {}  # see `_holders_of`
         self._lacks: dict[tuple[Peer, str], float] = {}  # when the peer may be asked again
         self._last: dict[str, Peer] = {}  # the peer that last delivered bytes
         self._wrong: dict[str, bool] = {}  # blobs whose bytes were wrong
@@ -144,34 +136,28 @@ class PeerDirectory:
         """Return the record of a peer; an empty one if the peer is unknown."""
         return self._records.get(peer) or PeerRecord()
 
-    def set_peers(self, peers: Sequence[Peer], *, planned: PlannedHolders | None = None) -> None:
+    def set_peers(self, peers: Sequence[Peer], *, planned: PlannedReaders | None = None) -> None:
         """Set the job's other nodes; the records of nodes that stay are kept. planned: the plan's
-        holders of blobs; None leaves them unchanged."""
+        readers of blobs; None leaves them unchanged."""
         with self._lock:
             self._peers = {peer.node: peer for peer in peers}
             self._records = {peer: self.record(peer) for peer in peers}
             if planned is not None:
                 self._planned = planned
             self._lacks.clear()
-            self._sources.clear()
+            self._holders.clear()
 
     def candidates(self, key: str, now_s: float) -> list[Peer]:
-        """Return the peers to ask for a blob, in order."""
+        """Return the peers to ask for a blob, in order: healthy ones whose lists contain it, unless
+        its bytes were wrong."""
         if key in self._wrong:
             return []
         found = [
             peer
-            for peer in self._sources_of(key)[0]
+            for peer in self._holders_of(key)
             if not self.record(peer).rests(now_s) and self._lacks.get((peer, key), 0.0) <= now_s
         ]
         return found[:_MOST_CANDIDATES]
-
-    def holds(self, key: str, now_s: float) -> bool:
-        """Return True if the list of a healthy peer contains the blob, and its bytes weren't
-        wrong."""
-        peers, count = self._sources_of(key)
-        is_held = any(not self.record(peer).rests(now_s) for peer in peers[:count])
-        return is_held and key not in self._wrong
 
     def has_other_owner(self, key: str, now_s: float) -> bool:
         """Return True if another, healthy node fetches a blob from the remote for this one."""
@@ -183,24 +169,15 @@ class PeerDirectory:
         """Return True if this node reads a blob in the current epoch, by the plan."""
         return self._planned.is_needed(key)
 
-    def plan_again(self) -> None:
-        """Forget the plan's holders, because a new epoch may have others."""
-        with self._lock:
-            self._sources.clear()
-
-    def _sources_of(self, key: str) -> tuple[tuple[Peer, ...], int]:
-        """Return the peers that have or may have a blob, in the order of requests, and how many of
-        them, the first ones, have it on their lists."""
-        found = self._sources.get(key)
+    def _holders_of(self, key: str) -> tuple[Peer, ...]:
+        """Return the peers that have a blob on their lists. If there are several, the hash spreads
+        the requests over them."""
+        found = self._holders.get(key)
         if found is None:
             with self._lock:
                 holders = [peer for peer, record in self._records.items() if record.lists(key)]
-                # If several peers hold a blob, the hash spreads the requests over them.
-                holders.sort(key=lambda peer: hash((key, peer.node)))
-                likely = self._planned.likely(key)
-                planned = [self._peers[node] for node in likely if node in self._peers]
-                found = tuple(dict.fromkeys([*holders, *planned])), len(holders)
-                _remember(self._sources, key, found)
+                found = tuple(sorted(holders, key=lambda peer: hash((key, peer.node))))
+                _remember(self._holders, key, found)
         return found
 
     # -- the lists of peers
@@ -210,7 +187,7 @@ class PeerDirectory:
         with self._lock:
             record = self.record(peer)
             record.marks, record.listed_s = marks, now_s
-            self._sources.clear()
+            self._holders.clear()
 
     def due_for_list(self, now_s: float, *, older_s: float, most: int) -> list[Peer]:
         """Return at most `most` healthy peers without a list or with one that is at least older_s

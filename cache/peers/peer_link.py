@@ -5,14 +5,12 @@ the remote, with one warning.
 
 Nodes exchange addresses through the job's store. Each node publishes its own once; the first node
 waits for all, for a limited time, and publishes the list as one text, so that the store answers one
-short request per node. Later nodes are on the list when it is read again. Each node reads once what
-each other node holds. FIRST is the number of a node's first rank:
+short request per node. Later nodes are on the list when it is read again:
 
 | key             | who writes              | who waits, and how long                           |
 |-----------------|-------------------------|---------------------------------------------------|
 | entry (notices) | each node its address   | the first node: `_ADDRESSES_S` for all nodes      |
 | all             | the first node the list | the others, as long; nobody when they read again  |
-| held-FIRST      | each node what it holds | none                                              |
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
     from penstock.cache.base import Peers
     from penstock.cache.channel import JobStore
     from penstock.cache.disk import DiskCache
-    from penstock.cache.peers.peer_directory import PlannedHolders
+    from penstock.cache.peers.peer_directory import PlannedReaders
     from penstock.cache.peers.peer_upstream import PeerUpstream
     from penstock.cache.peers.trust import PeerSecret
 
@@ -69,15 +67,11 @@ class PeerExchange:
     def __init__(self, store: JobStore, ranks: NodeRanks) -> None:
         """store: the job's, under the same name on all nodes."""
         self._store, self._ranks = store, ranks
-        self._listed: dict[int, int] = {}  # the first rank of each other node
-        self._read: set[int] = set()  # the first ranks of nodes whose holdings were read
 
-    def publish(self, address: str, *, held: str = "") -> None:
-        """Publish the address of this node's server ("": none, so that no node waits for it), and
-        what it holds, as a text for the pipeline. The latest address counts, and the first text."""
-        first = self._ranks.first
-        self._store.set_once(f"held-{first}", held or "-")
-        self._store.post("entry", json.dumps([first, self._ranks.end, address]))
+    def publish(self, address: str) -> None:
+        """Publish the address of this node's server ("": none, so that no node waits for it). The
+        latest one counts."""
+        self._store.post("entry", json.dumps([self._ranks.first, self._ranks.end, address]))
 
     def read_peers(self, *, timeout_s: float) -> list[Peer]:
         """Return the other nodes that have published an address, after waiting up to timeout_s for
@@ -87,16 +81,6 @@ class PeerExchange:
             self._store.set("all", listed)
             return self._others(listed)
         return self._others(self._store.wait("all", timeout_s=timeout_s))
-
-    def new_holdings(self) -> dict[int, str]:
-        """Return the texts about the blobs that listed nodes hold, by node; each text is returned
-        once."""
-        new = {n: first for n, first in self._listed.items() if first not in self._read}
-        keys = [f"held-{first}" for first in new.values()]
-        if not new or not self._store.has_all(keys):
-            return {}
-        self._read.update(new.values())
-        return dict(zip(new, self._store.get_all(keys), strict=True))
 
     def _gather(self, until_s: float) -> list[tuple[int, int, str]]:
         """Return the entries of all nodes, as soon as those of all ranks are there or the time has
@@ -118,13 +102,11 @@ class PeerExchange:
         entries = [] if text is None else _entries(text)
         size = self._ranks.end - self._ranks.first
         are_equal = all(end - first == size and first % size == 0 for first, end, _ in entries)
-        others = {
-            first // size if are_equal else place: (first, address)
+        return [
+            Peer(first // size if are_equal else place, address)
             for place, (first, _, address) in enumerate(entries)
             if first != self._ranks.first and address != _NO_SERVER
-        }
-        self._listed = {node: first for node, (first, _) in others.items()}
-        return [Peer(node, address) for node, (_, address) in others.items()]
+        ]
 
 
 def _entries(text: str) -> list[tuple[int, int, str]]:
@@ -153,8 +135,7 @@ class PeerLink:
 
     ranks: of this node. publishes: this process publishes the node's address. store: the part of
     the job's store that belongs to the links of this dataset. secret_of: returns the job's secret.
-    planned: the plan's holders of blobs. held: returns a text about the blobs that this node holds,
-    for the other nodes' plans. Raises ConfigError for an invalid secret or certificates.
+    planned: the plan's readers of blobs. Raises ConfigError for an invalid secret.
     """
 
     def __init__(
@@ -166,12 +147,11 @@ class PeerLink:
         publishes: bool,
         store: JobStore | None,
         secret_of: Callable[[Peers], PeerSecret],
-        planned: PlannedHolders | None = None,
-        held: Callable[[], str] = str,
+        planned: PlannedReaders | None = None,
     ) -> None:
         assert cache.peers is not None
         self._upstream, self._cache, self._settings = upstream, cache, cache.peers
-        self._publishes, self._planned, self._held = publishes, planned, held
+        self._publishes, self._planned = publishes, planned
         self._server: PeerServer | None = None
         self._exchange: PeerExchange | None = None
         nodes = self._settings.nodes
@@ -213,7 +193,7 @@ class PeerLink:
         self._upstream.use_peers(peers, client, planned=self._planned, look=self._look)
 
     def renew(self) -> None:
-        """Update the holders and the list of nodes for a new epoch, without waiting."""
+        """Update the list of nodes for a new epoch, without waiting."""
         self._upstream.renew()
 
     def _look(self) -> list[Peer] | None:
@@ -224,11 +204,9 @@ class PeerLink:
             return None
 
     def _read_peers(self, exchange: PeerExchange, timeout_s: float) -> list[Peer]:
-        peers = exchange.read_peers(timeout_s=timeout_s)
-        if self._planned is not None and (texts := exchange.new_holdings()):
-            self._planned.record_held(texts)
         # Several entries name this node's own server if the ranks that share a node are unknown.
         own = None if self._server is None else self._server.address
+        peers = exchange.read_peers(timeout_s=timeout_s)
         return [peer for peer in peers if peer.address != own]
 
     def close(self) -> None:
@@ -250,7 +228,7 @@ class PeerLink:
         """Publish the server's current address."""
         if self._publishes and self._exchange is not None:
             with contextlib.suppress(JobStoreError):  # the job is ending
-                self._exchange.publish(address, held=self._held())
+                self._exchange.publish(address)
 
 
 def _warn(text: str) -> None:

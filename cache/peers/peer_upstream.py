@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.cache.base import Answer, Store
     from penstock.cache.blobs import BlobRange
     from penstock.cache.peers.peer_client import PeerClient
-    from penstock.cache.peers.peer_directory import Peer, PeerDirectory, PlannedHolders
+    from penstock.cache.peers.peer_directory import Peer, PeerDirectory, PlannedReaders
     from penstock.cache.threads import Outcome
 
 
@@ -164,10 +164,10 @@ class PeerUpstream(Upstream):
         peers: Sequence[Peer],
         client: PeerClient,
         *,
-        planned: PlannedHolders | None = None,
+        planned: PlannedReaders | None = None,
         look: Callable[[], Sequence[Peer] | None] | None = None,
     ) -> None:
-        """Use these peers from now on. client: closed with this object. planned: the holders of
+        """Use these peers from now on. client: closed with this object. planned: the readers of
         blobs by the job's plan. look: returns the current peers, None if unchanged."""
         self.directory.set_peers(peers, planned=planned)
         if self._peers is not None:
@@ -178,9 +178,8 @@ class PeerUpstream(Upstream):
         self._lists = PeerLists(self.directory, store, self._pool, look=look)
 
     def renew(self) -> None:
-        """Forget the plan's holders, because a new epoch may have others, and update the peers at
-        the next range, on another thread."""
-        self.directory.plan_again()
+        """Wait anew for nodes that fetch blobs for all, because a new epoch may have others, and
+        update the peers at the next range, on another thread."""
         self._left_since_s.clear()
         if self._lists is not None:
             self._lists.missed()
@@ -269,7 +268,7 @@ class PeerUpstream(Upstream):
 
     def is_near(self, key: str) -> bool:
         """Return True if a peer's list contains the blob."""
-        return self.directory.holds(key, time.monotonic())
+        return bool(self.directory.candidates(key, time.monotonic()))
 
     def is_left_to_others(self, key: str) -> bool:
         """Return True if the fill of a blob should wait, because another node fetches it for this
@@ -279,7 +278,7 @@ class PeerUpstream(Upstream):
             return False
         lists.missed()
         lists.refresh()
-        if self.directory.holds(key, now_s):
+        if self.directory.candidates(key, now_s):
             return False
         if len(self._left_since_s) >= _MOST_LEFT:
             self._left_since_s.clear()

@@ -22,7 +22,7 @@ import warnings
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from penstock.cache.base import ByteLocks, TlsFiles
+from penstock.cache.base import ByteLocks
 from penstock.cache.errors import ConfigError, PenstockWarning, StalledError, WorkerError
 from penstock.cache.forks import check_process, watch
 from penstock.cache.peers.protocol import ALIVE
@@ -60,12 +60,10 @@ main(socket.socket(fileno=int(sys.argv[-1])), spec)
 
 
 def check_own_settings(settings: Peers) -> None:
-    """Raise ConfigError for an unusable token_file or TlsFiles, and for an address that isn't this
-    node's. Starts no server; only a host's name is resolved."""
+    """Raise ConfigError for an unusable token_file, and for an address that isn't this node's.
+    Starts no server; only a host's name is resolved."""
     if settings.token_file is not None:
         PeerSecret.of_file(settings.token_file)
-    if isinstance(settings.tls, TlsFiles):
-        credentials_of(settings, PeerSecret.draw())
     try:
         listen(settings.host, 0)[0].close()
     except OSError as error:
@@ -146,8 +144,8 @@ class PeerServer:
     called with the new address, on another thread, if a restarted server doesn't get its former
     port.
 
-    Raises ConfigError for an address that isn't this node's, and for unusable TlsFiles; WorkerError
-    if the server doesn't start; StalledError; OSError if the cache can't be used.
+    Raises ConfigError for an address that isn't this node's; WorkerError if the server doesn't
+    start; StalledError; OSError if the cache can't be used.
     """
 
     def __init__(

@@ -11,8 +11,7 @@ secrets.
 All nodes use one certificate, whose key is derived from the secret: every process that knows the
 secret computes the same one, and trusts only it. So nodes exchange no certificates beforehand, and
 a node without the secret fails the handshake. Both sides of a connection present the certificate,
-and OpenSSL checks it. The user's own certificates are also checked against the address of the
-server.
+and OpenSSL checks it.
 """
 
 from __future__ import annotations
@@ -29,13 +28,14 @@ import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from penstock.cache.base import OTHERS_WRITE, Peers, TlsFiles
+from penstock.cache.base import OTHERS_WRITE
 from penstock.cache.errors import ConfigError, MissingDependencyError
 from penstock.cache.peers.protocol import PROOF_HEADER, date_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from penstock.cache.base import Peers
     from penstock.cache.channel import JobStore
 
 TOKEN_LIFE_S = 120
@@ -88,9 +88,19 @@ class PeerSecret:
     @classmethod
     def of_file(cls, path: str | os.PathLike[str]) -> PeerSecret:
         """Return the secret in a file that only its owner may read. Raises ConfigError."""
-        found, text = _read(path, "token_file", most=MOST_SECRET_BYTES + 64)
-        _check_private(found, os.fspath(path))
-        return cls.of_text(text, what=os.fspath(path))
+        place = os.fspath(path)
+        try:
+            # Opening a pipe must not wait for its writer.
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+            try:
+                found, text = os.fstat(fd), os.read(fd, MOST_SECRET_BYTES + 64)
+            finally:
+                os.close(fd)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise ConfigError(f"peers: the token_file {place} can't be read ({reason}).") from None
+        _check_private(found, place)
+        return cls.of_text(text, what=place)
 
     def derive(self, purpose: str) -> bytes:
         """Derive another secret of 32 bytes for one purpose."""
@@ -100,23 +110,6 @@ class PeerSecret:
     def text(self) -> str:
         """The secret as text, only for the job's store. Raises UnicodeDecodeError."""
         return self.value.decode()
-
-
-def _read(path: str | os.PathLike[str], what: str, *, most: int) -> tuple[os.stat_result, bytes]:
-    """Return the facts of a file of the user's and at most `most` of its bytes. Raises
-    ConfigError."""
-    try:
-        # Opening a pipe must not wait for its writer.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-        try:
-            return os.fstat(fd), os.read(fd, most)
-        finally:
-            os.close(fd)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(
-            f"peers: the {what} {os.fspath(path)} can't be read ({reason})."
-        ) from None
 
 
 def _check_private(found: os.stat_result, place: str) -> None:
@@ -220,15 +213,10 @@ _FIRST_DAY, _LAST_DAY = datetime.datetime(2000, 1, 1), datetime.datetime(9999, 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """The certificate and key of one node, and the authority that it trusts, each as PEM.
-
-    checks_host: True if the server's certificate must be for its address.
-    """
+    """The certificate that all nodes of a job use, present and trust, and its key, as PEM."""
 
     certificate: str
     key: str = field(repr=False)
-    authority: str
-    checks_host: bool
 
     def server_context(self) -> ssl.SSLContext:
         """Return the context for the server's side of a connection. Raises ssl.SSLError,
@@ -242,13 +230,13 @@ class Credentials:
         """Return the context for the client's side of a connection. Raises ssl.SSLError,
         ValueError."""
         context = self._context(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = self.checks_host
+        context.check_hostname = False
         return context
 
     def _context(self, side: int) -> ssl.SSLContext:
         context = ssl.SSLContext(side)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.load_verify_locations(cadata=self.authority)
+        context.load_verify_locations(cadata=self.certificate)
         with _in_memory(self.certificate + self.key) as path:
             context.load_cert_chain(path)
         return context
@@ -277,53 +265,9 @@ def is_loopback(host: str) -> bool:
 
 def credentials_of(peers: Peers, secret: PeerSecret) -> Credentials | None:
     """Return this node's credentials; None if connections aren't encrypted: with tls=False, and by
-    default on loopback. Raises ConfigError, MissingDependencyError."""
-    if peers.tls is False or (peers.tls is None and is_loopback(peers.host)):
-        return None
-    if not isinstance(peers.tls, TlsFiles):
-        return make_credentials(secret)
-    files = peers.tls
-    found = Credentials(
-        certificate=_read_text(files.certificate, "certificate"),
-        key=_read_text(files.key, "key"),
-        authority=_read_text(files.authority, "authority"),
-        checks_host=True,
-    )
-    try:
-        found.client_context()
-    except (ssl.SSLError, ValueError) as error:
-        reason = getattr(error, "reason", None) or "no PEM"
-        raise ConfigError(
-            f"peers: the TlsFiles don't fit together ({reason}): wanted the PEM of a certificate "
-            f"({files.certificate}), its key without a password ({files.key}), and the authority "
-            f"that signed it and the other nodes' ({files.authority})."
-        ) from None
-    _check_holds(found, files, peers.host)
-    return found
-
-
-def _check_holds(own: Credentials, files: TlsFiles, host: str) -> None:
-    """Raise ConfigError for a certificate that the other nodes would refuse, found by a handshake
-    of both sides in memory."""
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = own.client_context().wrap_bio(to_client, to_server, server_hostname=host)
-    server = own.server_context().wrap_bio(to_server, to_client, server_side=True)
-    for side in (client, server, client, server):
-        try:
-            side.do_handshake()
-        except ssl.SSLWantReadError:
-            continue
-        except ssl.SSLError as error:
-            reason = getattr(error, "verify_message", None) or error.reason or "no handshake"
-            raise ConfigError(
-                f"peers: the other nodes would refuse this node's certificate {files.certificate} "
-                f"({reason}). Wanted one that holds for {host}, for both sides of a connection, "
-                f"signed by {files.authority}."
-            ) from None
-
-
-def _read_text(path: str | os.PathLike[str], what: str) -> str:
-    return _read(path, what, most=2**20)[1].decode("latin-1")
+    default on loopback. Raises MissingDependencyError."""
+    is_plain = peers.tls is False or (peers.tls is None and is_loopback(peers.host))
+    return None if is_plain else make_credentials(secret)
 
 
 def make_credentials(secret: PeerSecret) -> Credentials:
@@ -357,6 +301,4 @@ def make_credentials(secret: PeerSecret) -> Credentials:
     pem = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    return Credentials(
-        certificate=certificate, key=pem.decode(), authority=certificate, checks_host=False
-    )
+    return Credentials(certificate=certificate, key=pem.decode())

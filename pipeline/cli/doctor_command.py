@@ -14,7 +14,7 @@ from rich.table import Table
 from typer import Argument, Option
 
 from penstock.cache import ConfigError
-from penstock.cache.base import Peers, TlsFiles
+from penstock.cache.base import Peers
 from penstock.pipeline.cli.command_options import Json, StorageOption, parse_storage_options
 from penstock.pipeline.cli.commands import command
 from penstock.pipeline.cli.printing import report
@@ -25,26 +25,17 @@ if TYPE_CHECKING:
     from penstock.pipeline.cli.doctor_table import Finding
 
 
-def nodes_of(
-    addresses: list[str],
-    token_file: Path | None,
-    certificates: tuple[Path, Path, Path] | None,
-    tls: bool,
-) -> list[Peers]:
+def nodes_of(addresses: list[str], token_file: Path | None, tls: bool) -> list[Peers]:
     """Return the peer settings for some addresses. Raises ConfigError."""
     if not addresses:
-        if token_file is not None or certificates is not None or not tls:
+        if token_file is not None or not tls:
             raise ConfigError(
-                "--peer-token-file, --peer-certificates and --no-tls need --peer HOST:PORT or "
-                "--serve-peer HOST:PORT, but got neither."
+                "--peer-token-file and --no-tls need --peer HOST:PORT or --serve-peer HOST:PORT, "
+                "but got neither."
             )
         return []
-    if certificates is not None and not tls:
-        raise ConfigError("--peer-certificates: can't be used together with --no-tls.")
-    files = None if certificates is None else TlsFiles(*certificates)
-    return [
-        Peers(address, token_file=token_file, tls=files if tls else False) for address in addresses
-    ]
+    encrypts = None if tls else False
+    return [Peers(address, token_file=token_file, tls=encrypts) for address in addresses]
 
 
 _STYLE = {"ok": "green", "warn": "yellow", "fail": "bold red"}
@@ -63,9 +54,6 @@ def doctor(
     peer: Annotated[list[str] | None, Option(metavar="HOST:PORT")] = None,
     serve_peer: Annotated[str | None, Option(metavar="HOST:PORT")] = None,
     peer_token_file: Path | None = None,
-    peer_certificates: Annotated[
-        tuple[Path, Path, Path] | None, Option(metavar="FILE FILE FILE")
-    ] = None,
     tls: bool = True,
     as_json: Json = False,
 ) -> None:
@@ -84,17 +72,13 @@ def doctor(
         before a job runs; with DIR, serve that cache.
     peer_token_file: With --peer or --serve-peer: file with the nodes' shared secret; by default
         PENSTOCK_PEER_TOKEN.
-    peer_certificates: With --peer or --serve-peer: certificate, key and authority (PEM files), if
-        the nodes use TlsFiles.
     tls: Use --no-tls on a network declared private.
     """
     if folder is not None and ":/" in str(folder):
         raise ConfigError(
             f"doctor: got {str(folder)!r}, wanted a local folder. Pass a dataset's URL as --url."
         )
-    nodes = nodes_of(
-        [*(peer or ()), *filter(None, [serve_peer])], peer_token_file, peer_certificates, tls
-    )
+    nodes = nodes_of([*(peer or ()), *filter(None, [serve_peer])], peer_token_file, tls)
     if serve_peer is not None:
         from penstock.pipeline.cli.doctor_network import serve
 

@@ -7,75 +7,45 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from penstock.cache import JobStore
-from penstock.cache.peers import NodeRanks, PeerLink, PeerUpstream, PlannedHolders, job_secret
-from penstock.pipeline.members import held_of_groups
-from penstock.pipeline.plan import (
-    MOST_LEVEL,
-    Holders,
-    Plan,
-    held_bytes_of_lanes,
-    level_text,
-    levels_of,
-    make_plan,
-    node_ranks,
-    peer_token,
-)
+from penstock.cache.peers import NodeRanks, PeerLink, PeerUpstream, PlannedReaders, job_secret
+from penstock.pipeline.plan import Plan, ShardReaders, node_ranks, peer_token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from penstock.cache.blobs import Remote
     from penstock.pipeline.plan import JobOrder, World
     from penstock.readers import RemoteShards
 
 
-class PlannedNodes(PlannedHolders):
-    """The nodes that may hold the blobs of one remote, by the plan.
+class PlannedNodes(PlannedReaders):
+    """The nodes that read and fetch the blobs of one remote, by the plan.
 
     node: this node. shard_of: returns a blob's shard. epoch_of: returns the current epoch.
     """
 
     def __init__(
         self,
-        holders: Holders,
+        readers: ShardReaders,
         *,
         node: int,
         shard_of: Callable[[str], int | None],
         epoch_of: Callable[[], int],
     ) -> None:
-        self._holders, self._node, self._shard_of = holders, node, shard_of
-        self._held = np.zeros(holders.held_shape, dtype=np.int64)
+        self._readers, self._node, self._shard_of = readers, node, shard_of
         self._epoch_of = epoch_of
-
-    def likely(self, key: str) -> Sequence[int]:
-        """Return nodes that may hold a blob, the best first."""
-        shard = self._shard_of(key)
-        return () if shard is None else self._holders.nodes_of(shard, self._epoch_of())
 
     def owner(self, key: str) -> int | None:
         """Return the other node that fetches a blob for this one, too; None if there is none."""
         shard = self._shard_of(key)
-        owner = None if shard is None else self._holders.owner(shard, self._epoch_of())
+        owner = None if shard is None else self._readers.owner(shard, self._epoch_of())
         return None if owner == self._node else owner
 
     def is_needed(self, key: str) -> bool:
         """Return True if this node reads a blob in the current epoch."""
         shard = self._shard_of(key)
-        return shard is None or self._node in self._holders.readers(shard, self._epoch_of())
-
-    def record_held(self, texts: dict[int, str]) -> None:
-        """Record what nodes hold, as `level_text` by node; texts in other formats are ignored."""
-        nodes, groups = self._held.shape
-        held = self._held.copy()
-        for node, text in texts.items():
-            levels = levels_of(text, groups=groups) if 0 <= node < nodes else None
-            if levels is not None:
-                held[node] = np.minimum(levels, MOST_LEVEL)
-        self._held = held
-        self._holders.set_held(held)
+        return shard is None or self._node in self._readers.readers(shard, self._epoch_of())
 
 
 class PeerLinks:
@@ -126,7 +96,6 @@ class PeerLinks:
 
     def _link(self, number: int, remote: Remote, upstream: PeerUpstream) -> PeerLink:
         world, (first, end) = self._world, node_ranks(self._world)
-        planned = self._plan(self._remote.shard_of(remote))
         assert remote.cache is not None
         return PeerLink(
             upstream,
@@ -137,20 +106,11 @@ class PeerLinks:
             secret_of=lambda settings: job_secret(
                 settings, JobStore.of_group() or self._store, peer_token()
             ),
-            planned=planned,
-            held=str if planned is None else self._held_text,
+            planned=self._plan(self._remote.shard_of(remote)),
         )
 
-    def _held_text(self) -> str:
-        """Return what this node's caches hold, for the `PlannedNodes` of other nodes."""
-        order, epoch = self._order, self._epoch
-        contents = order.source.contents
-        plan = make_plan(contents, order.settings).plan_of(epoch)
-        lane_bytes = held_bytes_of_lanes(plan, epoch, contents.shard_bytes)
-        return level_text(held_of_groups(order, epoch), lane_bytes)
-
     def _plan(self, shard_of: Callable[[str], int | None]) -> PlannedNodes | None:
-        """Return the holders by the plan; None if it can't name them.
+        """Return the readers by the plan; None if it can't name them.
 
         It can if all nodes have the same number of ranks and batches are cut by samples.
         """
@@ -158,7 +118,7 @@ class PeerLinks:
         nodes, rest = divmod(self._world.size, end - first)
         if rest or first % (end - first) or not isinstance(plan, Plan):
             return None
-        holders = Holders(plan, nodes=[end - first] * nodes, start_epoch=self._epoch)
+        readers = ShardReaders(plan, nodes=[end - first] * nodes)
         return PlannedNodes(
-            holders, node=first // (end - first), shard_of=shard_of, epoch_of=lambda: self._epoch
+            readers, node=first // (end - first), shard_of=shard_of, epoch_of=lambda: self._epoch
         )

@@ -5,5 +5,4 @@ from .job_membership import ENDING_TIMEOUT_S as ENDING_TIMEOUT_S, JobMembership 
 from .job_membership import join_ranks as join_ranks, post_refusal as post_refusal
 from .job_membership import refuse_unbuilt as refuse_unbuilt, rejoin_ranks as rejoin_ranks
 from .lane_agreement import agreed_lane_order as agreed_lane_order
-from .lane_agreement import held_of_groups as held_of_groups
 from .membership import Membership as Membership, rank_failure as rank_failure

@@ -49,9 +49,8 @@ from .order_costs import (
     uneven_batches_warning as uneven_batches_warning,
 )
 from .order_costs import spread_warning as spread_warning, usual_spreads as usual_spreads
-from .placement import Holders as Holders, MOST_LEVEL as MOST_LEVEL
+from .placement import ShardReaders as ShardReaders
 from .placement import ProcessReport as ProcessReport, held_bytes_of_lanes as held_bytes_of_lanes
-from .placement import level_text as level_text, levels_of as levels_of
 from .placement import nodes_of_reports as nodes_of_reports
 from .job_order import PARTNERS_ELSEWHERE as PARTNERS_ELSEWHERE, RankOrder as RankOrder
 from .job_order import RankSlots as RankSlots, most_elsewhere as most_elsewhere

@@ -103,27 +103,6 @@ def nodes_of_reports(
     return [len(ranks) for ranks in nodes], np.stack([held[ranks] for ranks in nodes])
 
 
-MOST_LEVEL = 3
-"""Level of a group of lanes of which a node holds everything."""
-
-
-def level_text(held: Ints, whole: Ints) -> str:
-    """Return the share of each group of lanes that a node holds, in thirds, as a text for other
-    nodes of at most 1,600 characters.
-
-    held, whole: held bytes and all bytes of each group, int64, shape (groups,).
-    """
-    return _packed(-(-MOST_LEVEL * held // np.maximum(whole, 1)))
-
-
-def levels_of(text: str, *, groups: int) -> Ints | None:
-    """Return the levels of a `level_text`, int64, shape (groups,); None for an invalid text."""
-    try:
-        return _unpacked(text, groups)
-    except (ValueError, zlib.error):
-        return None
-
-
 def _packed(held: Ints) -> str:
     """Return bytes of groups as a short text: most caches hold nothing of most groups."""
     return base64.b64encode(zlib.compress(held.astype("<i8").tobytes())).decode()
@@ -163,34 +142,21 @@ def held_bytes_of_lanes(plan: Plan, epoch: int, held: Ints) -> Ints:
 
 _OWNER = 0x0E4E7B05  # keeps these hashes apart from those of order and draws
 _EPOCHS_KEPT = 3
-_MOST_HOLDERS = 3  # nodes that are listed for a shard since they held its lane at the job's start
 
 
-class Holders:
-    """The nodes that hold or fetch each shard in the epochs of a job. Thread-safe.
+class ShardReaders:
+    """The nodes that read and fetch each shard in the epochs of a job. Thread-safe.
 
     plan: has the job's lane order. nodes: number of ranks of each node, in the order of the ranks;
-    at least 1. start_epoch: epoch in which the job starts. Memory is O(shards) for each of the
-    three most recently used epochs; for one if lanes are fixed.
+    at least 1. Memory is O(shards) for each of the three most recently used epochs; for one if
+    lanes are fixed.
     """
 
-    def __init__(self, plan: Plan, *, nodes: Sequence[int], start_epoch: int = 0) -> None:
-        self._plan, self._start, self._groups = plan, start_epoch, LaneGroups(plan.lanes)
-        self._nodes = len(nodes)
-        self._held: Ints | None = None
+    def __init__(self, plan: Plan, *, nodes: Sequence[int]) -> None:
+        self._plan = plan
         self._first, self._end = _readers(plan, nodes)
         self._tables: dict[int, tuple[Ints, Ints]] = {}
         self._lock = threading.Lock()
-
-    @property
-    def held_shape(self) -> tuple[int, int]:
-        """The shape of held bytes: (nodes, groups of lanes)."""
-        return self._nodes, len(self._groups)
-
-    def set_held(self, held: Ints) -> None:
-        """Set the bytes or levels of each group of lanes that each node held when the job started,
-        int64, shape (nodes, groups)."""
-        self._held = held if held.any() else None
 
     def readers(self, shard: int, epoch: int) -> tuple[int, ...]:
         """Return the nodes whose ranks read a shard in an epoch, ascending; () for a shard without
@@ -198,17 +164,6 @@ class Holders:
         lanes = self._lanes_of(shard, epoch)
         found = {n for lane in lanes.tolist() for n in range(self._first[lane], self._end[lane])}
         return tuple(sorted(found))
-
-    def nodes_of(self, shard: int, epoch: int) -> tuple[int, ...]:
-        """Return the nodes that may hold a shard in an epoch, the likeliest first: those that read
-        it in the previous epoch, those that held most of its lane at the job's start, and those
-        that read it in this epoch, its owner first."""
-        found = dict.fromkeys(self.readers(shard, epoch - 1) if epoch > self._start else ())
-        found.update(dict.fromkeys(self._first_holders(shard)))
-        owner = self.owner(shard, epoch)
-        found.update(dict.fromkeys(() if owner is None else (owner,)))
-        found.update(dict.fromkeys(self.readers(shard, epoch)))
-        return tuple(found)
 
     def owner(self, shard: int, epoch: int) -> int | None:
         """Return the node that fetches a shard from the store for all others; None if none reads
@@ -222,17 +177,6 @@ class Holders:
             return readers[0] if readers else None
         hashes = keyed_hash(_OWNER, shard, np.array(readers, dtype=np.int64))
         return readers[int(np.argmax(hashes))]
-
-    def _first_holders(self, shard: int) -> list[int]:
-        """Return the nodes that held most of the shard's lanes at the job's start, sorted."""
-        if self._held is None:
-            return []
-        groups = self._lanes_of(shard, self._start) // self._groups.size
-        held = self._held[:, groups].sum(axis=1)
-        # Ties are ordered by a hash per shard, so that requests are spread over these nodes.
-        tie = keyed_hash(_OWNER, shard, np.arange(self._nodes, dtype=np.int64))
-        most = np.lexsort((tie, -held))[:_MOST_HOLDERS]
-        return [int(node) for node in most if held[node]]
 
     def _lanes_of(self, shard: int, epoch: int) -> Ints:
         """Return the lanes of a shard in an epoch, ascending."""

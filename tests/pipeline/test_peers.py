@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch.distributed as dist
 
-from penstock import DataLoader, Dataset, DiskCache, Order, Peers, TlsFiles
+from penstock import DataLoader, Dataset, DiskCache, Order, Peers
 from penstock.cache import ConfigError, PenstockWarning
 from penstock.pipeline import World
 from penstock.pipeline.cli import main
@@ -253,7 +253,6 @@ def test_nodes_that_are_gone_are_one_warning(
     ("peers", "message"),
     [
         (Peers("127.0.0.1:0", token_file="/nowhere/token"), "the token_file /nowhere/token"),
-        (Peers("127.0.0.1:0", tls=TlsFiles("/nowhere/a", "/nowhere/b", "c")), "the certificate"),
         (Peers("192.0.2.7:7077", tls=False), "can't listen at 192.0.2.7:7077"),
         (Peers("127.0.0.1:0"), None),
     ],

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock import Peers
 from penstock.cache import ConfigError
-from penstock.cache.base import TlsFiles, format_size, keyed_hash, parse_size, splitmix64, unit
+from penstock.cache.base import format_size, keyed_hash, parse_size, splitmix64, unit
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,6 @@ def test_nodes_are_a_list_in_the_order_of_their_ranks(nodes: object) -> None:
 def test_files_are_paths() -> None:
     with pytest.raises(ConfigError, match="token_file of type int"):
         Peers(HERE, token_file=5)
-    with pytest.raises(ConfigError, match="key of type NoneType"):
-        TlsFiles("certificate", None, "authority")
 
 
 GAMMA = 0x9E3779B97F4A7C15

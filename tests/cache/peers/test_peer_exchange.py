@@ -85,23 +85,6 @@ def test_two_threads_that_look_at_once_miss_no_node(monkeypatch: pytest.MonkeyPa
     assert [peer.node for peer in nodes[0].read_peers(timeout_s=0.0)] == [1, 2, 3, 4]
 
 
-def test_cached_contents_are_exchanged_once(store: JobStore) -> None:
-    first, second, third = exchanges(store, 1, 1, 1)
-    second.publish("10.0.0.2:1", held="half")
-    first.publish("10.0.0.1:1")
-    assert (first.read_peers(timeout_s=0.0), first.new_holdings()) == (
-        [Peer(1, "10.0.0.2:1")],
-        {1: "half"},
-    )
-    third.publish("10.0.0.3:1", held="all")
-    second.publish("10.0.0.2:2", held="more by now")  # a restarted server
-    first.read_peers(timeout_s=0.0)
-    assert first.new_holdings() == {2: "all"}
-    third.read_peers(timeout_s=0.0)
-    assert third.new_holdings() == {0: "-", 1: "half"}
-    assert third.new_holdings() == {}
-
-
 def test_another_loader_of_the_job_hears_the_same_at_once(store: JobStore) -> None:
     for node, exchange in enumerate(exchanges(store, 1, 1)):
         exchange.publish(f"10.0.0.{node}:1")

@@ -24,7 +24,6 @@ from penstock.cache.peers import (
     PeerClient,
     PeerDirectory,
     PeerUpstream,
-    PlannedHolders,
     peer_ranges,
     protocol,
 )
@@ -51,20 +50,12 @@ SIZE = 3 * BLOCK_BYTES + 4321
 DATA = np.random.default_rng(3).bytes(SIZE)
 
 
-class Likely(PlannedHolders):
-    """Node 1 may have everything."""
-
-    def likely(self, key: str) -> list[int]:
-        del key
-        return [1]
-
-
 @contextlib.contextmanager
 def remote_of(store: MemoryStore, folder: Path, peer: Peer) -> Iterator[Remote]:
     """Return a node with an empty cache and one peer."""
     fetcher, cache = Fetcher(store), DiskCache(folder, max_bytes="1GiB")
     upstream = PeerUpstream(fetcher, PeerDirectory(group=GROUP))
-    upstream.use_peers([peer], PeerClient(SECRET), planned=Likely())
+    upstream.use_peers([peer], PeerClient(SECRET))
     remote = Remote(fetcher, cache, group=GROUP, label="x", upstream=upstream)
     yield remote
     remote.close()

@@ -18,7 +18,7 @@ from penstock.cache.peers import (
     PeerLimits,
     PeerSecret,
     PeerUpstream,
-    PlannedHolders,
+    PlannedReaders,
     peer_upstream,
     protocol,
 )
@@ -38,16 +38,11 @@ LIMITS = PeerLimits(connect_s=0.3, silent_s=0.3, least_rate=10 * 2**20)
 
 
 @dataclass
-class Planned(PlannedHolders):
-    """A plan: the nodes that may have any blob, and the owners of some."""
+class Planned(PlannedReaders):
+    """A plan: the owners of some blobs."""
 
-    nodes: list[int]
     owners: dict[str, int] = field(default_factory=dict)
     later: set[str] = field(default_factory=set)  # blobs of a later epoch
-
-    def likely(self, key: str) -> list[int]:
-        del key
-        return self.nodes
 
     def owner(self, key: str) -> int | None:
         return self.owners.get(key)
@@ -143,20 +138,17 @@ def test_what_peers_hold_comes_from_them_alone(
     assert peers[0].asked_for("/v4/held/") == peers[1].asked_for("/v4/held/") == 1
 
 
-def test_likely_nodes_are_asked_for_blobs_that_no_list_has(
+def test_a_peer_that_lacks_what_its_list_has_is_left_alone_for_a_moment(
     store: MemoryStore, asking: Asking, peers: list[FakePeer]
 ) -> None:
-    source, other = single(store, 0), single(store, 5)
-    peers[1].blobs[source.key], peers[1].said = content(store, source), []
-    asking.use_peers([peer.peer(node) for node, peer in enumerate(peers)], Planned([1]))
-    asking.fetch(ranges(store, 0))
-    assert store.reads == []
-    assert not peers[0].asked_for()
+    peers[1].said = [single(store, 5).key]
+    asking.use_peers([peer.peer(node) for node, peer in enumerate(peers)])
     asking.fetch(ranges(store, 5))
-    before, once = peers[1].asked_for(), store.bytes_read
-    assert once == other.size_bytes
-    asking.fetch(ranges(store, 5))  # for a moment it isn't asked for this blob again
-    assert peers[1].asked_for() == before
+    assert peers[1].asked_for() == 1
+    assert store.bytes_read == single(store, 5).size_bytes
+    asking.fetch(ranges(store, 5))
+    assert peers[1].asked_for() == 1
+    assert not peers[0].asked_for()
     assert asking.meter.snapshot().peer_failed == 0
 
 
@@ -177,7 +169,7 @@ def test_another_jobs_token_gets_nothing_and_costs_little(
 ) -> None:
     asking = Asking(store, secret=PeerSecret(b"another secret of another job"))
     hold(peers[0], store, 0)
-    asking.use_peers([peers[0].peer(0)], Planned([0]))
+    asking.use_peers([peers[0].peer(0)])
     with pytest.warns(PenstockWarning, match="node 0 .*: it has another secret.*Copy one token"):
         asking.fetch(ranges(store, 0))
     asking.close()
@@ -372,7 +364,7 @@ def test_peers_that_are_gone_or_never_were_cost_little(
 ) -> None:
     hold(peers[0], store, 0)
     gone = [Peer(1, "127.0.0.1:9"), Peer(2, "localhost.invalid:80"), Peer(3, "no address")]
-    asking.use_peers([peers[0].peer(0), *gone], Planned([1, 2, 3]))
+    asking.use_peers([peers[0].peer(0), *gone])
     with pytest.warns(PenstockWarning) as report:
         asking.fetch([*ranges(store, 0), *ranges(store, 4)])
     said = [str(one.message) for one in report]
@@ -431,7 +423,7 @@ def test_a_fill_is_left_to_the_node_that_fetches_for_all(
     assert not asking.upstream.is_left_to_others(others)
     hold(peers[1], store, 0)
     owned = {others: 1, single(store, 3).key: 7, mine: 1}
-    asking.use_peers([peer.peer(node) for node, peer in enumerate(peers)], Planned([1], owned))
+    asking.use_peers([peer.peer(node) for node, peer in enumerate(peers)], Planned(owned))
     assert asking.upstream.is_left_to_others(others)
     assert not asking.upstream.is_left_to_others(single(store, 3).key)  # node 7 is unknown
     assert not asking.upstream.is_left_to_others(single(store, 5).key)
@@ -445,7 +437,7 @@ def test_what_another_node_reads_now_and_this_one_later_is_left_to_it_for_long(
     store: MemoryStore, asking: Asking, peers: list[FakePeer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, later = single(store, 4).key, single(store, 3).key
-    planned = Planned([1], {now: 1, later: 1}, {later})
+    planned = Planned({now: 1, later: 1}, {later})
     asking.use_peers([peer.peer(node) for node, peer in enumerate(peers)], planned)
     upstream = asking.upstream
     assert upstream.is_left_to_others(now)
@@ -477,7 +469,7 @@ def test_fills_from_peers_take_connections_of_theirs_alone(
     upstream.mark_wrong(near)
     assert not upstream.is_near(near)
     asking.directory.failed(peers[0].peer(0), time.monotonic(), reason="gone")
-    assert not asking.directory.holds(near, time.monotonic())
+    assert not upstream.is_near(near)
 
 
 def test_peers_that_are_not_even_asked_in_time_cost_no_call(

@@ -28,7 +28,6 @@ from penstock.cache.peers import (
 )
 from penstock.cache.peers import peer_diagnosis as probe_module
 from tests.cache.peers.serving import GROUP, Served, put, serving
-from tests.cache.peers.test_tokens import own_files
 from tests.servers.scripted import scripted
 
 if TYPE_CHECKING:
@@ -93,14 +92,6 @@ def test_a_client_of_another_protocol_gets_a_reason(
     assert facts.speaks == ("tls" if served.peers.tls else "plain")
     assert facts.wants_tls is not served.peers.tls
     assert facts.identity == "unchecked"
-
-
-def test_a_certificate_for_another_address(tmp_path: Path) -> None:
-    with serving(tmp_path / "cache", Peers("127.0.0.1:0", tls=own_files(tmp_path))) as served:
-        ask = asking(served.peers, served.secret)
-        assert probe(served.server.address, ask).identity == "same"
-        facts = probe(f"localhost:{served.place[1]}", ask)
-        assert (facts.speaks, facts.identity) == ("tls", "name")
 
 
 @contextlib.contextmanager

@@ -6,12 +6,11 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
-from cryptography.hazmat.primitives import serialization
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import ConfigError
-from penstock.cache.base import Peers, TlsFiles
+from penstock.cache.base import Peers
 from penstock.cache.peers import (
     MOST_LIFE_S,
     SECRET_VARIABLE,
@@ -25,13 +24,10 @@ from penstock.cache.peers import (
     is_loopback,
     job_secret,
     make_credentials,
-    protocol,
     prove_server,
     server_time,
 )
 from penstock.pipeline.plan import peer_token
-from tests.cache.peers.serving import serving
-from tests.servers.certificates import authority, server_context
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -230,60 +226,3 @@ def test_all_nodes_of_a_job_have_one_key_which_is_never_shown() -> None:
     assert make_credentials(PeerSecret.draw()).key != one.key
     assert one.key not in repr(one)
     assert "PRIVATE" not in repr(one)
-
-
-def own_files(folder: Path, *, expired: bool = False) -> TlsFiles:
-    """Of an authority of the tests', for 127.0.0.1."""
-    root = authority(folder)
-    server_context(folder, root, expired=expired)
-    text = next(folder.glob("127.0.0.1-*.pem")).read_text()
-    key, _, certificate = text.partition("-----END PRIVATE KEY-----\n")
-    (folder / "node.key").write_text(key + "-----END PRIVATE KEY-----\n")
-    (folder / "node.crt").write_text(certificate)
-    return TlsFiles(str(folder / "node.crt"), str(folder / "node.key"), root.path)
-
-
-def test_files_of_ones_own_are_used_by_both_sides(tmp_path: Path) -> None:
-    files = own_files(tmp_path)
-    with serving(tmp_path / "cache", Peers("127.0.0.1:0", tls=files)) as served:
-        assert served.server.is_encrypted
-        assert served.ask(protocol.ALIVE).status == 200
-
-
-def test_files_that_are_missing_or_dont_fit_are_named(tmp_path: Path) -> None:
-    files = own_files(tmp_path)
-    for wrong, match in (
-        (TlsFiles(files.certificate, str(tmp_path / "none"), files.authority), "the key"),
-        (TlsFiles(files.certificate, files.certificate, files.authority), "don't fit"),
-        (TlsFiles(files.certificate, files.key, files.key), "don't fit"),
-    ):
-        with pytest.raises(ConfigError, match=match) as found:
-            credentials_of(Peers("10.0.0.7:0", tls=wrong), SECRET)
-        assert "BEGIN" not in str(found.value)
-    other = make_credentials(SECRET)
-    (tmp_path / "other.key").write_text(other.key)
-    with pytest.raises(ConfigError, match="don't fit"):
-        credentials_of(
-            Peers(
-                "10.0.0.7:0",
-                tls=TlsFiles(files.certificate, str(tmp_path / "other.key"), files.authority),
-            ),
-            SECRET,
-        )
-    assert serialization.load_pem_private_key(other.key.encode(), None)
-
-
-def test_a_certificate_that_others_would_refuse_is_seen_at_home(tmp_path: Path) -> None:
-    files = own_files(tmp_path)
-    assert credentials_of(Peers("127.0.0.1:0", tls=files), SECRET) is not None
-    with pytest.raises(ConfigError, match=r"would refuse .*not valid for '10\.0\.0\.7'"):
-        credentials_of(Peers("10.0.0.7:0", tls=files), SECRET)
-    (tmp_path / "other").mkdir()
-    other = own_files(tmp_path / "other").authority
-    with pytest.raises(ConfigError, match=r"would refuse .*signed by"):
-        credentials_of(
-            Peers("127.0.0.1:0", tls=TlsFiles(files.certificate, files.key, other)), SECRET
-        )
-    (tmp_path / "old").mkdir()
-    with pytest.raises(ConfigError, match=r"would refuse .*expired"):
-        credentials_of(Peers("127.0.0.1:0", tls=own_files(tmp_path / "old", expired=True)), SECRET)

@@ -17,8 +17,8 @@ from penstock.cache import PenstockWarning
 from penstock.pipeline import DataLoader, Order, World
 from penstock.pipeline.plan import (
     BatchSchedule,
-    Holders,
     Plan,
+    ShardReaders,
     better_batch,
     clustered_labels_warning,
     default_lanes,
@@ -221,9 +221,9 @@ def test_pack_and_inspect_warn(sorted_folder: Path, tmp_path: Path) -> None:
 def test_readers_with_those_of_the_ends_are_what_a_plan_has(shards: int, nodes: int) -> None:
     lanes = default_lanes(nodes * 256, shards)
     plan = Plan(np.full(shards, 37), seed=1, lanes=lanes, window=1)
-    holders = Holders(plan, nodes=[8] * nodes)
+    found = ShardReaders(plan, nodes=[8] * nodes)
     some = range(0, shards, 7)
-    mean = sum(len(holders.readers(shard, 0)) for shard in some) / len(some)
+    mean = sum(len(found.readers(shard, 0)) for shard in some) / len(some)
     assert readers_of(shards, lanes=lanes, nodes=nodes) == pytest.approx(mean, rel=0.03)
 
 

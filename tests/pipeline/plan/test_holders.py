@@ -1,4 +1,4 @@
-"""Test which nodes may hold a shard, against a walk through the epochs."""
+"""Test which nodes read a shard, against a walk through the epochs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from penstock.pipeline.plan import Holders, Plan
+from penstock.pipeline.plan import Plan, ShardReaders
 from tests.pipeline.plan.plans import order_of_lanes
 
 
@@ -43,48 +43,31 @@ def test_readers_are_those_that_walk_over_it(
     plan: Plan, nodes: list[int], data: st.DataObject
 ) -> None:
     epoch = data.draw(st.integers(0, 2))
-    holders = Holders(plan, nodes=nodes)
+    planned = ShardReaders(plan, nodes=nodes)
     walked = reader_sets(plan, epoch, nodes)
     for shard, size in enumerate(plan.sizes):
-        readers = holders.readers(shard, epoch)
+        readers = planned.readers(shard, epoch)
         assert walked[shard] <= set(readers)
         assert bool(readers) == bool(size)
-        assert set(holders.nodes_of(shard, epoch)) >= set(readers)
 
 
 def test_readers_are_no_more_than_those_that_read() -> None:
     plan = Plan([200] * 16, seed=1, lanes=4, window=2)
     nodes = [2, 1, 3]
-    holders = Holders(plan, nodes=nodes)
+    planned = ShardReaders(plan, nodes=nodes)
     walked = reader_sets(plan, 0, nodes)
-    assert [set(holders.readers(shard, 0)) for shard in range(16)] == walked
-
-
-def test_the_likeliest_are_named_first() -> None:
-    plan = Plan([10] * 64, seed=1, lanes=8, window=2, reshuffle=1.0)
-    held = np.zeros((4, 8), np.int64)
-    held[3], held[1] = 500, 700
-    holders = Holders(plan, nodes=[2] * 4, start_epoch=2)
-    holders.set_held(held)
-    for shard in range(64):
-        at_start, before, now = (holders.readers(shard, epoch) for epoch in (2, 4, 5))
-        assert holders.nodes_of(shard, 2)[:2] == (1, 3)
-        assert set(holders.nodes_of(shard, 2)) == {1, 3, *at_start}
-        later = holders.nodes_of(shard, 5)
-        assert later[: len(before)] == before
-        assert set(later) == {1, 3, *before, *now}
-        assert len(set(later)) == len(later)
+    assert [set(planned.readers(shard, 0)) for shard in range(16)] == walked
 
 
 def test_with_fixed_lanes_an_epoch_is_as_good_as_any() -> None:
     plan = Plan([10] * 64, seed=1, lanes=8, window=2)
-    holders = Holders(plan, nodes=[2] * 4)
+    planned = ShardReaders(plan, nodes=[2] * 4)
     for shard in range(64):
-        assert holders.nodes_of(shard, 0) == holders.readers(shard, 9) == holders.readers(shard, 0)
+        assert planned.readers(shard, 9) == planned.readers(shard, 0)
 
 
 def test_owners_are_shared_out() -> None:
     plan = Plan([10] * 800, seed=1, lanes=1, window=2)
-    holders = Holders(plan, nodes=[1] * 8)
-    owners = np.array([holders.owner(shard, 0) for shard in range(800)])
+    planned = ShardReaders(plan, nodes=[1] * 8)
+    owners = np.array([planned.owner(shard, 0) for shard in range(800)])
     assert np.bincount(owners, minlength=8).min() > 60

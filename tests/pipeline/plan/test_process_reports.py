@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.cache import PlanError
-from penstock.pipeline.plan import ProcessReport, level_text, levels_of, nodes_of_reports
+from penstock.pipeline.plan import ProcessReport, nodes_of_reports
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +56,6 @@ def test_nodes_of_a_split_model_that_read_the_same_are_one_share() -> None:
 def test_a_word_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(PlanError):
         ProcessReport.parse(text, groups=GROUPS)
-    assert levels_of(text, groups=GROUPS) is None
 
 
 def test_a_word_of_another_number_of_groups_is_refused() -> None:
@@ -70,13 +69,6 @@ def test_words_are_short() -> None:
     held = np.zeros(2048, dtype=np.int64)
     held[100:104] = 2**36 + np.arange(4)
     assert len(ProcessReport(rank=0, cache="x" * 40, held=held).text()) < 300
-    levels = level_text(held, np.full(2048, 2**36 + 9))
-    assert len(levels) < 80
-    found = levels_of(levels, groups=2048)
-    assert found is not None
-    assert found.tolist() == (3 * (held > 0)).tolist()
-    worst = np.random.default_rng(0).integers(0, 4, 2048)
-    assert len(level_text(worst, np.full(2048, 3))) < 1_600
 
 
 def test_bytes_beyond_any_disk_are_refused() -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # Bilinear sampling reads 2 pixels a side: shrinking by more than that skips some.
 UNFILTERED_SHRINK = 2
 
-# Pixels decoded beyond a bilinear filter's support (1 pixel, or the scale when antialiased): for
+# Pixels decoded beyond a filter's support (bilinear: 1 pixel, or the scale when antialiased): for
 # half a pixel of centre offset, and float32 rounding of the region's corners.
 _SPARE_PX = 2
 
@@ -290,6 +290,7 @@ def _reach(
     """Return the first pixels and the numbers of pixels that resizing [low, high) reads."""
     # With "auto" only some samples are filtered, and others decode a few pixels more than needed.
     support = np.ceil(np.maximum(scale, 1.0)) if geometry.antialias else 1.0
+    support = support * (2 if geometry.cubic else 1)
     first = np.maximum(np.floor(low) - support - _SPARE_PX, source.start).astype(np.int64)
     most = source.start + source.length
     end = np.minimum(np.ceil(high) + support + _SPARE_PX, most).astype(np.int64)

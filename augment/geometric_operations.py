@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 RESIZED_CROP_ATTEMPTS = 10  # torchvision's RandomResizedCrop.get_params
 
 
-_BILINEAR = arg.one_of("bilinear")
+_INTERPOLATION = arg.one_of("bilinear", "bicubic")
 
 
 def _resize_size(what: str, value: Any) -> Size | None:
@@ -130,15 +130,16 @@ def _by_sides(height: Ints, short: Ints, long: Ints, width: Ints) -> tuple[Ints,
 
 @operation
 class Resize(_SizedOperation):
-    """Resize images bilinearly, as torchvision does.
+    """Resize images, as torchvision does.
 
     size: an int is the short side in pixels, and the long side is int(size * long / short); a pair
-    is the exact (height, width). interpolation: only "bilinear". max_size: the most pixels of the
-    long side; if it would be longer, it gets max_size, and the short side fewer. antialias: filter
-    when shrinking, as Pillow and torchvision do; without it shrinking saves a fifth of a training
-    sample's CPU time, and causes aliasing. shorter: in place of size, the short side in pixels, or
-    several of which one is drawn, such as shorter=(480, 512, 544, ..., 800), max_size=1333. per:
-    "sample" draws for each image, "batch" one size for each global batch, the same on all ranks.
+    is the exact (height, width). interpolation: "bilinear", or "bicubic", which keeps edges sharper
+    and takes more time. max_size: the most pixels of the long side; if it would be longer, it gets
+    max_size, and the short side fewer. antialias: filter when shrinking, as Pillow and torchvision
+    do; without it shrinking saves a fifth of a training sample's CPU time, and causes aliasing.
+    shorter: in place of size, the short side in pixels, or several of which one is drawn, such as
+    shorter=(480, 512, 544, ..., 800), max_size=1333. per: "sample" draws for each image, "batch"
+    one size for each global batch, the same on all ranks.
 
     On the CPU pixels differ from torchvision's by at most 1 of 255. DALI's own operators (on a GPU,
     without numba, or before a second resize) repeat the edge: the outermost pixels of an image or a
@@ -146,7 +147,7 @@ class Resize(_SizedOperation):
     """
 
     size: Size | None = argument(_resize_size, default=None)
-    interpolation: str = argument(_BILINEAR, default="bilinear")
+    interpolation: str = argument(_INTERPOLATION, default="bilinear")
     max_size: int | None = argument(arg.optional(_SIDE), default=None)
     antialias: bool = argument(arg.boolean, default=True)
     _: KW_ONLY
@@ -236,13 +237,13 @@ class ScaleJitter(_SizedOperation):
     """Resize images by a random factor, and keep their aspect ratio, as torchvision does.
 
     target_size: (height, width) in pixels; an int is a square. scale_range: range of the factor; at
-    1 the image is as large as fits into target_size. antialias: as in `Resize`. A crop such as
-    RandomCrop(target_size, pad_if_needed=True) gives all images one size.
+    1 the image is as large as fits into target_size. interpolation, antialias: as in `Resize`. A
+    crop such as RandomCrop(target_size, pad_if_needed=True) gives all images one size.
     """
 
     target_size: int | tuple[int, int] = argument(arg.height_width)
     scale_range: tuple[float, float] = argument(arg.positive_range(100.0), default=(0.1, 2.0))
-    interpolation: str = argument(_BILINEAR, default="bilinear")
+    interpolation: str = argument(_INTERPOLATION, default="bilinear")
     antialias: bool = argument(arg.boolean, default=True)
     _: KW_ONLY
     per: Per = argument(_PER, default="sample")
@@ -534,16 +535,16 @@ class RandomResizedCrop(GeometricOperation):
     """Crop a window of random area and aspect ratio and resize it, as torchvision does.
 
     size: an int is a square, a pair is (height, width), in pixels. scale: range of the window's
-    share of the image. ratio: range of width / height, uniform in its logarithm. interpolation:
-    only "bilinear". antialias: filter when shrinking, as in `Resize` (torchvision's default is
-    True); "auto" filters only windows that shrink by more than 2, from which on plain bilinear
-    sampling skips pixels, and saves a fifth of the CPU time of photographs of ImageNet's size.
+    share of the image. ratio: range of width / height, uniform in its logarithm. interpolation: as
+    in `Resize`. antialias: filter when shrinking, as in `Resize` (torchvision's default is True);
+    "auto" filters only windows that shrink by more than 2, from which on plain bilinear sampling
+    skips pixels, and saves a fifth of the CPU time of photographs of ImageNet's size.
     """
 
     size: Size = argument(arg.height_width)
     scale: tuple[float, float] = argument(arg.positive_range(1.0), default=(0.08, 1.0))
     ratio: tuple[float, float] = argument(arg.positive_range(1e4), default=(3 / 4, 4 / 3))
-    interpolation: str = argument(_BILINEAR, default="bilinear")
+    interpolation: str = argument(_INTERPOLATION, default="bilinear")
     antialias: bool | Literal["auto"] = argument(_ANTIALIAS, default="auto")
 
     is_random = True

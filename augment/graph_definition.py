@@ -202,6 +202,7 @@ class CompiledPass:
         start: Any = draws.get(f"inset{number}", (0, 0))
         numbers = np.empty((count, 10), np.int32)
         numbers[:, 0] = draws.get(f"filter{number}", geometry.antialias)
+        numbers[:, 0] += 2 * geometry.cubic
         numbers[:, 1:3] = 0
         numbers[:, 3:5], numbers[:, 5:7], numbers[:, 7:9] = start, size, window
         numbers[:, 9] = nodes.OUTPUTS.index(self.to)
@@ -354,7 +355,7 @@ def _resized_by_dali(
     if geometry.crops_after:
         names |= {"roi_start": f"low{number}", "roi_end": f"high{number}"}
     options: dict[str, Any] = {"size": list(geometry.sized)} if geometry.sized else {}
-    options["interp_type"] = types.INTERP_LINEAR
+    options["interp_type"] = types.INTERP_CUBIC if geometry.cubic else types.INTERP_LINEAR
 
     def resize(given: dict[str, Any], *, antialias: bool) -> Any:
         return fn.resize(given.pop("images"), antialias=antialias, **options, **given)

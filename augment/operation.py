@@ -145,7 +145,7 @@ class GeometricOperation(Operation):
     True. fill, mask_fill: values of pixels, and of masks, that a window shows outside an image.
     gives_lists: its results may differ in size on purpose, so batches may have lists of images.
     needs_boxes: `window` needs the boxes of the images. per: "batch" if all images of a global
-    batch have the same draws, on all ranks.
+    batch have the same draws, on all ranks. interpolation: of its resize, "bilinear" or "bicubic".
     """
 
     __slots__ = ()
@@ -157,6 +157,7 @@ class GeometricOperation(Operation):
     fill: float = 0.0
     mask_fill: int = 0
     per: Per = "sample"
+    interpolation: str = "bilinear"
 
     @property
     def parts(self) -> tuple[GeometricOperation, ...]:

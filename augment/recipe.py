@@ -73,15 +73,17 @@ class GeometryStage:
     """Windows of an image, then one resize, then windows of its result.
 
     resize: the operation that resizes; None: no resize, and `after` is empty. antialias: filter
-    when shrinking; "auto": only samples that shrink by more than 2. out: height and width of the
-    result; None if they differ between samples. padding: the crop of `before` that may reach
-    outside the image, if any; the window that `before` shows is then padded before it is resized.
-    frame: the first crop of `after`, if it may reach outside the resized image.
+    when shrinking; "auto": only samples that shrink by more than 2. cubic: interpolate bicubically.
+    out: height and width of the result; None if they differ between samples. padding: the crop of
+    `before` that may reach outside the image, if any; the window that `before` shows is then padded
+    before it is resized. frame: the first crop of `after`, if it may reach outside the resized
+    image.
     """
 
     before: tuple[PlacedWindow, ...] = ()
     resize: PlacedWindow | None = None
     antialias: Antialias = True
+    cubic: bool = False
     after: tuple[PlacedWindow, ...] = ()
     out: tuple[int, int] | None = None
     padding: GeometricOperation | None = None
@@ -128,7 +130,9 @@ def plan_geometries(
             if last.resize is not None:
                 stages.append(last)
                 last = GeometryStage()
-            last = replace(last, resize=(index, op), antialias=op.filters, out=sizes.fixed)
+            cubic = op.interpolation == "bicubic"
+            last = replace(last, resize=(index, op), antialias=op.filters, cubic=cubic)
+            last = replace(last, out=sizes.fixed)
     return (*stages, last), sizes, is_even
 
 

@@ -7,8 +7,9 @@ file, or in the user's cache folder if this one is read-only.
 
 A resize blends the source pixels around the output pixel's centre c = low + (i + 0.5) * scale - 0.5
 with a triangle's weights max(0, 1 - |j - c| / radius), radius = max(1, scale) with antialiasing
-and 1 without. Pixels beyond the edge have no weight, and the weights of the others are divided by
-their sum, as in torchvision, torch's `interpolate` and Pillow's BILINEAR. DALI's
+and 1 without; or with those of Pillow's BICUBIC, a cubic (a = -0.5) of twice this radius, whose
+results are clipped to 0..255. Pixels beyond the edge have no weight, and the weights of the others
+are divided by their sum, as in torchvision, torch's `interpolate` and Pillow. DALI's
 `fn.resize(interp_type=INTERP_LINEAR)` repeats the edge pixel instead, which gives the outermost
 pixels of an image or a window other values. Sums are float32, the tables float64.
 
@@ -17,9 +18,10 @@ four for inputs: addresses of their arrays, of their shapes and of their dimensi
 number. The inputs of `resample` in their order:
 - image: uint8, HWC;
 - low, high: the region of the image to resize, float32, (y, x) in pixels; high of 0: all of it;
-- numbers: int32, (10,): antialias; 1 to flip it upside down, or left to right; top, left, height
-  and width of the resized image in the output; height and width of the window around it; the kind
-  of output: PLANES (float32, CHW, normalised), OCTETS (uint8, CHW) or PIXELS (uint8, HWC);
+- numbers: int32, (10,): the kind of filter, 1 with antialiasing, and 2 more for a cubic; 1 to flip
+  it upside down, or left to right; top, left, height and width of the resized image in the output;
+  height and width of the window around it; the kind of output: PLANES (float32, CHW, normalised),
+  OCTETS (uint8, CHW) or PIXELS (uint8, HWC);
 - like: uint8, whose shape is the output's (height, width, 0), without memory;
 - norm: float32, (channels + 1, 2): factor and summand that normalise each channel, then the value
   of the window around the image, in units of pixels, and of the padding around the window, in units
@@ -47,6 +49,7 @@ _SETUP = types.void(
 )
 _LIKE = 4  # the input whose shape is the output's
 PLANES, OCTETS, PIXELS = 0, 1, 2
+CUBIC = 2
 
 
 def _compiled(signature: Any) -> Callable[[Any], Any]:
@@ -76,12 +79,25 @@ def _words(address: Any, count: Any) -> Any:
 
 
 @njit
-def _taps(low: Any, high: Any, size: Any, resized: Any, filtered: Any) -> Any:
+def _weight(distance: Any, cubic: Any) -> Any:
+    """Return the weight of a pixel at a distance from the center, in pixels of the output if they
+    are the larger ones."""
+    x = abs(distance)
+    if not cubic:
+        return max(0.0, 1.0 - x)
+    if x < 1:
+        return (1.5 * x - 2.5) * x * x + 1
+    return ((-0.5 * x + 2.5) * x - 4) * x + 2 if x < 2 else 0.0
+
+
+@njit
+def _taps(low: Any, high: Any, size: Any, resized: Any, kind: Any) -> Any:
     """Return for each output pixel its first source pixel, int64 (resized,), and the weights of
     this and the following ones, float32 (taps, resized); at most as many taps as source pixels."""
-    scale = (high - low) / resized
-    radius = max(1.0, scale) if filtered else 1.0
-    count = 2 if radius == 1.0 else int(np.ceil(2 * radius)) + 1
+    scale, cubic = (high - low) / resized, kind >= CUBIC
+    stretch = max(1.0, scale) if kind % CUBIC else 1.0
+    radius = 2 * stretch if cubic else stretch
+    count = int(2 * radius) if stretch == 1.0 else int(np.ceil(2 * radius)) + 1
     first = np.empty(resized, np.int64)
     weights = np.zeros((min(count, size), resized), np.float32)
     for i in range(resized):
@@ -90,10 +106,10 @@ def _taps(low: Any, high: Any, size: Any, resized: Any, filtered: Any) -> Any:
         begin, end = max(start, 0), min(start + count, size)
         total = 0.0
         for place in range(begin, end):
-            total += max(0.0, 1.0 - abs(place - center) / radius)
+            total += _weight((place - center) / stretch, cubic)
         first[i] = min(begin, max(size - count, 0))
         for place in range(begin, end):
-            weight = max(0.0, 1.0 - abs(place - center) / radius) / total
+            weight = _weight((place - center) / stretch, cubic) / total
             weights[place - first[i], i] = np.float32(weight)
     return first, weights
 
@@ -173,6 +189,12 @@ def _across_rgb_filtered(red: Any, green: Any, blue: Any, row: Any, at: Any, wei
 
 
 @njit(fastmath=_MATH)
+def _clip(values: Any) -> None:
+    for i in range(values.size):
+        values[i] = min(max(values[i], np.float32(0)), np.float32(255))
+
+
+@njit(fastmath=_MATH)
 def _scaled(out: Any, values: Any, factor: Any, summand: Any) -> None:
     for i in range(out.size):
         out[i] = np.rint(values[i]) * factor + summand
@@ -236,13 +258,13 @@ def _copy(image: Any, region: Any, flips: Any, place: Any, planes: Any) -> None:
 
 @njit(fastmath=_MATH)
 def _resample(
-    image: Any, region: Any, filtered: Any, flips: Any, place: Any, out: Any, norm: Any
+    image: Any, region: Any, kind: Any, flips: Any, place: Any, out: Any, norm: Any
 ) -> None:
     """Resample a region into a part of the output.
 
-    flips: upside down, left to right. place: top, left, height and width of the part. out: planes
-    (float32, CHW, normalised), planes of bytes (uint8, CHW), and pixels (uint8, HW by C); all but
-    one are empty.
+    kind: of filter. flips: upside down, left to right. place: top, left, height and width of the
+    part. out: planes (float32, CHW, normalised), planes of bytes (uint8, CHW), and pixels (uint8,
+    HW by C); all but one are empty.
     """
     planes, octets, pixels = out
     height, width, channels = image.shape
@@ -251,8 +273,8 @@ def _resample(
     if is_copy and octets.size and channels == 3:
         _copy(image, region, flips, place, octets)
         return
-    from_y, weights_y = _taps(region[0], region[2], height, rows, filtered)
-    from_x, weights_x = _taps(region[1], region[3], width, columns, filtered)
+    from_y, weights_y = _taps(region[0], region[2], height, rows, kind)
+    from_x, weights_x = _taps(region[1], region[3], width, columns, kind)
     taps_y, taps_x = weights_y.shape[0], weights_x.shape[0]
     begin = from_x[0] * channels
     length = (from_x[columns - 1] + taps_x) * channels - begin
@@ -294,6 +316,9 @@ def _resample(
         else:
             for channel in range(channels):
                 _across(lines[channel], row, at[channel], across, channels)
+        if kind >= CUBIC:
+            for channel in range(channels):
+                _clip(lines[channel])
         to = top + line
         if pixels.size and channels == 3:
             end = pixels[to, left * 3 : (left + columns) * 3]
@@ -365,7 +390,7 @@ def resample(
     pixels = carray(address, (height, width * channels) if kind == PIXELS else (0, 0), np.uint8)
     if place[2] > 0 and place[3] > 0:
         found = (planes, octets, pixels)
-        _resample(image, region, numbers[0] != 0, flips, place, found, norm)
+        _resample(image, region, numbers[0], flips, place, found, norm)
     if place[2] == height and place[3] == width:
         return
     fill, pad = norm[channels, 0], norm[channels, 1]

@@ -25,9 +25,9 @@ from penstock.augment import resample_kernels as kernels
 
 HEADER = 12
 """The numbers of a view in front of those of its passes: top, left, height and width of a window of
-the image; low y, low x, high y and high x of the region of the window that is resized; whether it
-is antialiased, turned upside down, and mirrored left to right; whether all views are bytes. Zeros
-stand for the full image and the full window."""
+the image; low y, low x, high y and high x of the region of the window that is resized; its kind
+of filter, as for `resample_kernels`; whether it is turned upside down, and mirrored left to right;
+whether all views are bytes. Zeros stand for the full image and the full window."""
 
 NO_PASS = -1
 
@@ -353,7 +353,7 @@ def _make(image: Any, numbers: Any, program: Any, planes: Any) -> None:
     for channel in range(planes.shape[0]):
         norm[channel, 0] = 1
     flips, place = (numbers[9] != 0, numbers[10] != 0), (0, 0, planes.shape[1], planes.shape[2])
-    _resample(window, region, numbers[8] != 0, flips, place, out, norm)
+    _resample(window, region, int(numbers[8]), flips, place, out, norm)
     at = HEADER
     for code in program:
         if code == NO_PASS:

@@ -216,7 +216,7 @@ class CompiledViews:
         columns: list[Any] = []
         for name in ("start", "shape", "low0", "high0"):  # zeros stand for the full image
             columns += [draws[name][..., k] if name in draws else 0 for k in range(2)]
-        columns += [filtered, *(draws.get(name, 0) for name in FLIPS)]
+        columns += [filtered + 2 * stage.cubic, *(draws.get(name, 0) for name in FLIPS)]
         columns.append(recipe.dtype == "uint8")
         assert len(columns) == self._kernels.HEADER
         for placed in recipe.pixels:

@@ -3,9 +3,10 @@
 Three sides take turns in one process, over the same files: Penstock's `Views`; torchvision's
 operations on Pillow images, as DINO's own code has them, without worker processes, whose pipes
 would cost more; and a DALI graph written by hand, which decodes once, joins the changes of colour
-in `color_twist`, and leaves the views in ten outputs. All resize bilinearly and end with
-normalised float32 batches. A ratio is that of the CPU-seconds within a round: other work on the
-machine adds little to these. Writes benchmarks/results/views.json.
+in `color_twist`, and leaves the views in ten outputs. All resize bilinearly, or, with `--bicubic`,
+as DINO's own code does, and end with normalised float32 batches. A ratio is that of the CPU-seconds
+within a round: other work on the machine adds little to these. Writes
+benchmarks/results/views.json.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ BRIGHTNESS, CONTRAST, SATURATION, HUE = 0.4, 0.4, 0.2, 0.1
 SIGMA = (0.1, 2.0)
 
 
-def recipe() -> Any:
-    """Return DINO's recipe for Penstock."""
+def recipe(*, bicubic: bool = False) -> Any:
+    """Return DINO's recipe for Penstock. bicubic: resize as Pillow's BICUBIC, always filtered."""
     from penstock import (
         ColorJitter,
         GaussianBlur,
@@ -54,9 +55,11 @@ def recipe() -> Any:
         Views,
     )
 
+    how: Any = {"interpolation": "bicubic", "antialias": True} if bicubic else {}
+
     def view(size: int, area: tuple[float, float], which: str) -> list[Any]:
         return [
-            RandomResizedCrop(size, scale=area),
+            RandomResizedCrop(size, scale=area, **how),
             RandomHorizontalFlip(),
             ColorJitter(BRIGHTNESS, CONTRAST, SATURATION, HUE, p=JITTERED),
             RandomGrayscale(GREY),
@@ -70,7 +73,9 @@ def recipe() -> Any:
     return [Views({"global": [(1, first), (1, second)], "local": (LOCALS, local)})]
 
 
-def penstock_batches(folder: Path, batch_size: int, threads: int) -> Iterator[int]:
+def penstock_batches(
+    folder: Path, batch_size: int, threads: int, *, bicubic: bool
+) -> Iterator[int]:
     """Yield the sizes of Penstock's batches, without end."""
     from penstock import DataLoader, Dataset
 
@@ -82,7 +87,7 @@ def penstock_batches(folder: Path, batch_size: int, threads: int) -> Iterator[in
             shuffle=True,
             seed=1,
             drop_last=True,
-            augment=recipe(),
+            augment=recipe(bicubic=bicubic),
             num_workers=threads,
             resident=False,
         ) as loader,
@@ -97,7 +102,8 @@ def penstock_batches(folder: Path, batch_size: int, threads: int) -> Iterator[in
 class PillowViews:
     """DINO's views by Pillow and torch, with torchvision's formulas."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, bicubic: bool = False) -> None:
+        self._filter = Image.Resampling.BICUBIC if bicubic else Image.Resampling.BILINEAR
         self._mean, self._deviation = (
             torch.tensor(numbers).view(3, 1, 1) for numbers in (MEAN, DEVIATION)
         )
@@ -113,7 +119,7 @@ class PillowViews:
     ) -> torch.Tensor:
         left, top, width, height = _window(image, area)
         view = image.crop((left, top, left + width, top + height))
-        view = view.resize((size, size), Image.Resampling.BILINEAR)
+        view = view.resize((size, size), self._filter)
         if random.random() < 0.5:
             view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         if random.random() < JITTERED:
@@ -162,10 +168,10 @@ def _jittered(image: Image.Image) -> Image.Image:
     return image
 
 
-def pillow_batches(folder: Path, batch_size: int, threads: int) -> Iterator[int]:
+def pillow_batches(folder: Path, batch_size: int, threads: int, *, bicubic: bool) -> Iterator[int]:
     """Yield the sizes of the batches of Pillow and torch, without end, on one thread."""
     del threads
-    views, files = PillowViews(), sorted(folder.glob("*/*"))
+    views, files = PillowViews(bicubic=bicubic), sorted(folder.glob("*/*"))
     random.seed(1)
     while True:
         random.shuffle(files)
@@ -179,14 +185,16 @@ def pillow_batches(folder: Path, batch_size: int, threads: int) -> Iterator[int]
             yield len(batch[0])
 
 
-def dali_batches(folder: Path, batch_size: int, threads: int) -> Iterator[int]:
+def dali_batches(folder: Path, batch_size: int, threads: int, *, bicubic: bool) -> Iterator[int]:
     """Yield the sizes of the batches of the graph written by hand, without end."""
     from nvidia.dali import fn, pipeline_def, types
     from torch.utils.dlpack import from_dlpack
 
+    filter = types.INTERP_CUBIC if bicubic else types.INTERP_LINEAR
+
     def view(images: Any, size: int, area: tuple[float, float], which: str) -> Any:
         images = fn.random_resized_crop(
-            images, size=[size, size], random_area=list(area), interp_type=types.INTERP_LINEAR
+            images, size=[size, size], random_area=list(area), interp_type=filter
         )
         # One pass for all colours: factors of 1 leave an image as it is, saturation 0 is grey.
         on = fn.random.coin_flip(probability=JITTERED, dtype=types.INT32)
@@ -235,7 +243,7 @@ def dali_batches(folder: Path, batch_size: int, threads: int) -> Iterator[int]:
         yield len(views[0])
 
 
-SIDES: dict[str, Callable[[Path, int, int], Iterator[int]]] = {
+SIDES: dict[str, Callable[..., Iterator[int]]] = {
     "penstock": penstock_batches,
     "torch and Pillow": pillow_batches,
     "DALI by hand": dali_batches,
@@ -275,6 +283,7 @@ def measure(
     photographs: int = 3072,
     eval_images: int = 480,
     threads: int = 2,
+    bicubic: bool = False,
     results: Path = RESULTS,
     console: Console,
 ) -> Path:
@@ -285,7 +294,8 @@ def measure(
     prepared = prepare(work, train_images=photographs, eval_images=eval_images)
     torch.set_num_threads(1)
     playing = {
-        name: side(prepared.images.train, batch_size, threads) for name, side in SIDES.items()
+        name: side(prepared.images.train, batch_size, threads, bicubic=bicubic)
+        for name, side in SIDES.items()
     }
     found: dict[str, list[Round]] = {name: [] for name in playing}
     try:
@@ -313,7 +323,9 @@ def measure(
         "ratios": {name: asdict(each) for name, each in ratios.items()},
         "rounds": {name: [asdict(one) for one in each] for name, each in found.items()},
     }
-    return write_result("views", measured, folder=results, distributions=("pillow",))
+    return write_result(
+        "views-bicubic" if bicubic else "views", measured, folder=results, distributions=("pillow",)
+    )
 
 
 def _report(name: str, each: Sequence[Round], ratio: Figure, console: Console) -> None:
@@ -337,6 +349,7 @@ def main(argv: list[str] | None = None) -> None:
     """Parse the command line and run the measurement."""
     parser = argparse.ArgumentParser(prog="benchmarks.views", description=__doc__)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--bicubic", action="store_true")
     parser.add_argument("--work", type=Path, default=Path("demo"))
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args(argv)
@@ -345,6 +358,7 @@ def main(argv: list[str] | None = None) -> None:
         rounds=3 if options.quick else 7,
         photographs=512 if options.quick else 3072,
         eval_images=64 if options.quick else 480,
+        bicubic=options.bicubic,
         results=options.results,
         console=Console(),
     )

@@ -85,8 +85,8 @@ def views(global_size: int, local_size: int, locals_: int) -> list[Views]:
     def blur(p: float) -> GaussianBlur:
         return GaussianBlur(17, (0.1, 2.0), p=p)
 
-    large = RandomResizedCrop(global_size, scale=(0.4, 1.0))
-    small = RandomResizedCrop(local_size, scale=(0.05, 0.4))
+    large = RandomResizedCrop(global_size, scale=(0.4, 1.0), interpolation="bicubic")
+    small = RandomResizedCrop(local_size, scale=(0.05, 0.4), interpolation="bicubic")
     first = [large, *colours, blur(1.0), Normalize()]
     second = [large, *colours, blur(0.1), Solarize(128, p=0.2), Normalize()]
     local = [small, *colours, blur(0.5), Normalize()]

@@ -47,15 +47,24 @@ kernels = pytest.importorskip("penstock.augment.resample_kernels")
 TIE = 1e-3
 
 
-def weights(low: float, high: float, size: int, resized: int, *, filtered: bool) -> NDArray[Any]:
+def cubic(x: float) -> float:
+    """The weight of Pillow's BICUBIC at a distance."""
+    if x < 1:
+        return 1.5 * x**3 - 2.5 * x**2 + 1
+    return -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2 if x < 2 else 0.0
+
+
+def weights(low: float, high: float, size: int, resized: int, *, kind: int) -> NDArray[Any]:
     """The formula of `resample_kernels` as a matrix, (resized, size), float64."""
-    scale = (high - low) / resized
-    radius = max(1.0, scale) if filtered else 1.0
+    scale, is_cubic = (high - low) / resized, kind >= 2
+    stretch = max(1.0, scale) if kind % 2 else 1.0
+    radius = 2 * stretch if is_cubic else stretch
     matrix = np.zeros((resized, size))
     for i in range(resized):
         center = low + (i + 0.5) * scale - 0.5
         reach = range(int(np.floor(center - radius)), int(np.ceil(center + radius)) + 1)
-        taps = {j: max(0.0, 1 - abs(j - center) / radius) for j in reach if 0 <= j < size}
+        away = {j: abs(j - center) / stretch for j in reach if 0 <= j < size}
+        taps = {j: cubic(x) if is_cubic else max(0.0, 1 - x) for j, x in away.items()}
         for j, weight in taps.items():
             matrix[i, j] = weight / sum(taps.values())
     return matrix
@@ -76,7 +85,7 @@ def call(
     size = out.shape[:2] if to == "pixels" else out.shape[1:]
     flips = given.get("upend", 0), given["mirror"]
     kind = dali_nodes.OUTPUTS.index(to)
-    numbers = (given["filtered"], *flips, *(place or (0, 0, *size)), *(window or size), kind)
+    numbers = (given["kind"], *flips, *(place or (0, 0, *size)), *(window or size), kind)
     inputs = [
         image,
         low,
@@ -120,7 +129,7 @@ def jobs(draw: st.DrawFn) -> dict[str, Any]:
         "out": (draw(st.integers(1, 40)), draw(st.integers(1, 40))),
         "low": (0.0, 0.0) if whole else (top, left),
         "high": (0.0, 0.0) if whole else (bottom, right),
-        "filtered": draw(st.booleans()),
+        "kind": draw(st.integers(0, 3)),
         "mirror": draw(st.integers(0, 1)),
         "upend": draw(st.integers(0, 1)),
         "around": draw(st.tuples(*[st.integers(0, 5)] * 4)),
@@ -134,18 +143,18 @@ def test_the_kernels_are_their_formula(job: dict[str, Any]) -> None:
     (height, width, channels), (rows, columns) = job["image"], job["out"]
     rng = np.random.default_rng(job["seed"])
     image = rng.integers(0, 256, (height, width, channels), dtype=np.uint8)
-    options = {name: job[name] for name in ("low", "high", "filtered", "mirror", "upend")}
+    options = {name: job[name] for name in ("low", "high", "kind", "mirror", "upend")}
     (y0, x0), (y1, x1) = (
         job["low"],
         [h or s for h, s in zip(job["high"], (height, width), strict=True)],
     )
-    down = weights(y0, y1, height, rows, filtered=job["filtered"])
-    across = weights(x0, x1, width, columns, filtered=job["filtered"])
+    down = weights(y0, y1, height, rows, kind=job["kind"])
+    across = weights(x0, x1, width, columns, kind=job["kind"])
     if job["mirror"]:
         across = across[::-1]
     if job["upend"]:
         down = down[::-1]
-    exact = np.einsum("yh,xw,hwc->yxc", down, across, image.astype(np.float64))
+    exact = np.einsum("yh,xw,hwc->yxc", down, across, image.astype(np.float64)).clip(0, 255)
 
     pixels = np.empty((rows, columns, channels), np.uint8)
     call(image, pixels, "pixels", **options)
@@ -187,6 +196,8 @@ RECIPES: dict[str, tuple[Any, ...]] = {
     "pixel operations": (RandomResizedCrop(48), ColorJitter(brightness=0.3), Normalize()),
     "half": (*imagenet_train(32), Cast("float16")),
     "bytes": (Resize((21, 22)), Cast("uint8")),
+    "cubic": (RandomResizedCrop(40, interpolation="bicubic"), RandomHorizontalFlip(), Normalize()),
+    "cubic, filtered": (Resize(30, interpolation="bicubic"), CenterCrop(28), Cast("uint8")),
 }
 
 

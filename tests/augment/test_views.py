@@ -92,6 +92,8 @@ def alone(recipe: Any, batch: EncodedBatch, salt: int) -> NDArray[Any]:
 
 RECIPES: dict[str, list[Any]] = {
     "crop": [CROP],
+    "cubic": [replace(CROP, interpolation="bicubic"), RandomHorizontalFlip()],
+    "cubic middle": [Resize(40, interpolation="bicubic"), CenterCrop(32), Normalize()],
     "flips": [CROP, RandomHorizontalFlip(), RandomVerticalFlip()],
     "jitter": [CROP, ColorJitter(0.4, 0.4, 0.2, 0.1, p=0.8)],
     "contrast": [CROP, ColorJitter(contrast=0.7)],

@@ -175,8 +175,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     """Batches of a dataset, as torch's DataLoader yields them, resumable exactly at any position.
 
     Arguments up to in_order are torch's. snapshot_every_n_steps is torchdata's and changes nothing:
-    states are exact at every step. The rest are Penstock's. docs/howto/datasets.md describes each
-    with native and with torch datasets.
+    states are exact at every step. The rest are Penstock's. docs/reference/datasets.md lists what
+    works with native and with torch datasets.
 
     dataset: a `penstock.Dataset` (native: DALI decodes and augments it), a part of one (`subset`,
         `split`), several end to end (`concat`) or several in shares (`mix`); or any torch dataset,
@@ -186,7 +186,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     shuffle: draw the order from the seed; otherwise samples come in index order.
     sampler: native: an object with a length that lists positions in the dataset, such as torch's
         WeightedRandomSampler, or a list. It gives the order of all ranks together, which take
-        slices of it (docs/howto/datasets.md).
+        slices of it (docs/reference/datasets.md).
     num_workers: native: decode threads of this rank; 0 is this rank's share of the usable cores.
         torch datasets: worker processes; 0 reads in this process.
     drop_last, pad: the end of an epoch. Several ranks need one of them. pad="mask" fills the last
@@ -210,7 +210,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     order: `Order(lanes=, window=, reshuffle=, slots=)`: settings of the order that replace those
         chosen from the dataset and the batch (docs/explanation/order.md).
     resident: native: keep decoded images in memory, on the device; each is read, checked and
-        decoded once per job. True, False, or "auto": if they are small (docs/howto/datasets.md).
+        decoded once per job. True, False, or "auto": if they are small
+        (docs/reference/datasets.md).
     as_dict: native: batches are dicts by field instead of tuples.
     weights: native: how often each sample is expected in an epoch: an array with a number for each
         sample in the order of ids, the name of a field of numbers, "balanced" (each class equally

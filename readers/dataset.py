@@ -71,11 +71,12 @@ class Dataset(Source):
       store. None: next to them, else the cache folder, else the user's cache directory.
     - cache: a DiskCache through which remote data is read (data on a network mount, too), or a
       folder for one: its limit is the one it was made with, or 90 % of the free space.
-    - storage_options: of the store (docs/howto/datasets.md).
+    - storage_options: of the store (docs/explanation/cache.md).
     - filesystem: any fsspec file system object; url is then a path in it.
     - manifest: a table of a folder's samples, below url or on this machine; False ignores manifests
       in the folder.
-    - schema: types of some fields, which override those that are found (docs/howto/datasets.md).
+    - schema: types of some fields, which override those that are found
+      (docs/howto/class-folders.md).
     - sample, stride: windows of arrays and of streams of tokens, as lengths by axis (None: the
       whole axis), for all arrays or by field: (8, None, 256, 256). None: one step along the first
       axis.

@@ -148,23 +148,3 @@ def test_the_conversations_of_the_page_on_tokens_are_packed(
     assert names["packed"].shape == names["loss"].shape == names["position"].shape
     answers = [chr(token - 4) for token in names["packed"][names["loss"]].tolist() if token > 3]
     assert {*answers} <= {*"0123456789."}
-
-
-def test_parts_of_a_dataset_are_taken_as_the_document_states(
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    (tmp_path / "photos").symlink_to(folder)
-    monkeypatch.chdir(tmp_path)
-    text = (ROOT / "docs" / "howto" / "datasets.md").read_text()
-    section = text[text.index("\n## Parts of a dataset") :]
-    code = re.search(r"^```python\n(.*?)^```", section, re.M | re.S)
-    assert code is not None
-    names: dict[str, object] = {}
-    exec(code[1], names)
-    assert "class-" in capsys.readouterr().out
-    for said in re.findall(r"`(photos\.split\([^`]*\))`", section):
-        parts = eval(said, names)
-        assert len(parts) == 2

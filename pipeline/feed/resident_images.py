@@ -7,7 +7,7 @@ no decoding: the graph is fed from the arena.
 Reading threads decode because they work on later batches while the graph augments and the training
 step runs. Images are kept as a whole, although the graph decodes only windows, because later
 windows may be anywhere in them, and resampled pixels would change the results.
-docs/howto/datasets.md describes the costs and gains.
+docs/reference/datasets.md describes the costs and gains.
 
 Images that can't be kept (a damaged one of which only some windows decode, or one for which the
 arena has no room) are read and decoded in each epoch, as without an arena. Nearly every batch is of

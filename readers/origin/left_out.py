@@ -145,6 +145,6 @@ def no_good_sample_message(
     return (
         f"{url}: none of {len(quarantined)} samples can be used ({first}"
         f"{f'; and {more} more' if more > 0 else ''}). Wanted images that decode, or the other "
-        "fields of docs/reference/fields.md. docs/howto/datasets.md describes the layout of files."
-        + (f" {remedies[0]}" if remedies else "")
+        "fields of docs/reference/fields.md. docs/howto/class-folders.md describes how files make "
+        "up samples." + (f" {remedies[0]}" if remedies else "")
     )

@@ -66,7 +66,7 @@ def _words(name: str) -> list[str]:
 
 REMEDY = (
     "To train on it, convert it to Parquet, Zarr or files, or read it in a torch dataset of your "
-    "own and pass that to Penstock's DataLoader (docs/howto/datasets.md)."
+    "own and pass that to Penstock's DataLoader (docs/howto/torch-datasets.md)."
 )
 
 # Other formats by the extensions of their files, and by the folders and names that show them.
@@ -131,7 +131,9 @@ def _store_advice(name: bytes) -> str:
         return ""
     remedy = REMEDY
     if stores[0] in _OF_FILES:
-        remedy = "Give the Parquet files of its current version as a list (docs/howto/datasets.md)."
+        remedy = (
+            "Give the Parquet files of its current version as a list (docs/reference/datasets.md)."
+        )
     return f"{printable(name)} shows {stores[0]}. Penstock doesn't read it. {remedy}"
 
 
@@ -268,8 +270,8 @@ def unread_files(names: Iterable[bytes], *, labelled: bool) -> tuple[Counter[str
         f"{listed}{' and others' if len(kinds) > _MOST_KINDS else ''} are left out (such as "
         f"{printable(first)}): images are read, and the files next to them with the same name "
         f"(.txt, .json, .npy); {labels}. Pass a table of samples as manifest=, and folders that "
-        "belong together as fields= (docs/howto/datasets.md). To read other data, write a torch "
-        "dataset and pass it to Penstock's DataLoader."
+        "belong together as fields= (docs/howto/class-folders.md). To read other data, write a "
+        "torch dataset and pass it to Penstock's DataLoader."
         for first in strange[:1]
     ]
 

@@ -439,27 +439,6 @@ def test_memory_reports_a_slope(tmp_path: Path) -> None:
     assert len(json.loads(path.read_text())["resident_mib"]) == 3
 
 
-def test_docs_tell_what_was_measured_of_resident_datasets() -> None:
-    """The page quotes the recorded measurement."""
-    kept = json.loads((RESULTS / "resident.json").read_text())["medians"]
-    table = (RESULTS.parents[1] / "docs" / "howto" / "datasets.md").read_text()
-    times: dict[str, list[str]] = {"images_per_s_later": [], "cpu_s_per_1000_first": []}
-    for what, digits in (("photographs", 2), ("small", 3)):
-        cells = []
-        for figure, form in (
-            ("images_per_s_later", ",.0f"),
-            ("cpu_s_per_1000_later", f".{digits}f"),
-            ("cpu_s_per_1000_first", f".{digits}f"),
-        ):
-            plain, resident = (kept[what][figure][name] for name in ("plain", "resident"))
-            cell = f"{plain:{form}} → {resident:{form}}"
-            if figure in times:
-                times[figure].append(f"{resident / plain:.1f}")
-                cell += f" ({times[figure][-1]} times)"
-            cells.append(cell)
-        assert f"| {' | '.join(cells)} |" in table
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_views_are_compared_with_pillow_and_dali(tmp_path: Path) -> None:
     small: dict[str, Any] = {"rounds": 1, "batches": 1, "batch_size": 8, "threads": 1}

@@ -11,6 +11,7 @@ import io
 import os
 import re
 import shlex
+import shutil
 import sys
 import types
 import warnings
@@ -25,7 +26,8 @@ from sybil.parsers.markdown.lexers import DirectiveInHTMLCommentLexer, RawFenced
 
 from penstock.cache import PenstockWarning
 from penstock.pipeline.cli import main
-from tests.docs.data import on_this_machine
+from tests.docs.data import encoded, on_this_machine, picture
+from tests.images import write_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,6 +83,7 @@ def parsed(text: str, path: Path | str) -> Document:
     hidden = DirectiveInHTMLCommentLexer(r"(invisible-)?code(-block)?", arguments=".+")
     fenced = RawFencedCodeBlockLexer(re.compile(r"(?P<arguments>[\w-]+)[^\n]*$\n", re.M))
     for parser in (
+        AbstractCodeBlockParser([fenced], "text", write_listed_files),
         AbstractCodeBlockParser([fenced, hidden], "python", run_python),
         AbstractCodeBlockParser([fenced], "console", run_commands),
         SkipParser(),
@@ -92,7 +95,11 @@ def parsed(text: str, path: Path | str) -> Document:
 
 def code_of(document: Document) -> str:
     """Return all code that runs, hidden code too."""
-    return "\n".join(str(e.parsed) for e in document.examples() if isinstance(e.parsed, str))
+    return "\n".join(
+        str(e.parsed)
+        for e in document.examples()
+        if isinstance(e.parsed, str) and e.region.evaluator is not write_listed_files
+    )
 
 
 def skips(document: Document) -> list[str]:
@@ -142,6 +149,30 @@ def run_python(example: Example) -> None:
         parts = [re.escape(" ".join(part.split())) for part in re.split("…", shown)]
         if not re.search(".*".join(parts), found):
             raise Failed(f"{example.path}:{example.line}: {shown!r} isn't printed:\n{found}")
+
+
+def write_listed_files(example: Example) -> None:
+    """Write the files of a block that lists some; indented lines are the content of the file above.
+
+    Folders of an earlier listing are replaced.
+    """
+    lines = str(example.parsed).splitlines()
+    if not re.fullmatch(r"[\w-]+/[\w./-]+\.\w+", lines[0]):
+        return
+    files: dict[str, bytes] = {}
+    name = ""
+    for line in lines:
+        if line.startswith("    "):
+            files[name] += line[4:].encode() + b"\n"
+        else:
+            name = line
+            codec = {"jpg": "JPEG", "png": "PNG"}.get(name.rpartition(".")[2])
+            shown = picture(len(files), 60, 80).convert("L" if codec == "PNG" else "RGB")
+            files[name] = encoded(shown, codec) if codec else b""
+    for root in {name.partition("/")[0] for name in files}:
+        shutil.rmtree(root, ignore_errors=True)
+        shutil.rmtree(f"{root}.penstock", ignore_errors=True)
+    write_folder(example.namespace["__place__"], files)
 
 
 def commands(source: str) -> list[str]:

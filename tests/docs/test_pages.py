@@ -26,10 +26,8 @@ PAGES = [
 ]
 
 NOT_YET = {
-    "docs/explanation/cache.md",
     "docs/howto/augment.md",
     "docs/howto/cluster.md",
-    "docs/howto/datasets.md",
     "docs/howto/detection.md",
     "docs/howto/jobs.md",
     "docs/howto/map.md",

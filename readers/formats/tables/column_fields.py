@@ -44,7 +44,7 @@ _log = logging.getLogger("penstock")
 
 FILES_BY_PATHS = (
     "list them in a CSV or JSONL table and give the folder that the paths are relative to: "
-    'Dataset(folder, manifest="list.csv") (docs/howto/datasets.md)'
+    'Dataset(folder, manifest="list.csv") (docs/howto/class-folders.md)'
 )
 PATHS_ALONE = (
     f"it holds paths of files without their bytes: write the bytes into it, or {FILES_BY_PATHS}"

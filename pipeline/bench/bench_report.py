@@ -1,7 +1,7 @@
 """Report the result of a bench as tables for people and as JSON values.
 
-docs/howto/slow.md explains the fields of `penstock bench --json`. The report names the machine and
-the versions that the figures were measured on.
+docs/reference/bench.md explains the fields of `penstock bench --json`. The report names the machine
+and the versions that the figures were measured on.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def stage_rows(result: BenchResult) -> tuple[list[StageRow], MeasuredRun]:
 
 
 def as_json(result: BenchResult) -> dict[str, Any]:
-    """Return all measurements as JSON values; docs/howto/slow.md explains each field."""
+    """Return all measurements as JSON values; docs/reference/bench.md explains each field."""
     workload, found, loaders = result.workload, result.diagnosis, result.loaders
     raw, main, search = result.raw.figures, result.main_run.figures, result.search
     of_raw = ("samples_per_s", "bytes_per_s", "cpu_s_per_1000", "first_batch_s", "samples")

@@ -46,7 +46,7 @@ def bench(
 
     It reports samples/s, CPU time, the wait for a batch, the utilisation of an accelerator if there
     is a training step, each stage's own ceiling, and the change that would help most.
-    docs/howto/slow.md explains every figure.
+    docs/reference/bench.md explains every figure.
 
     augment: Recipe: auto (imagenet if there are images), imagenet, imagenet-eval, none (read
         without decoding), or module:name of your own recipe.

@@ -36,7 +36,6 @@ NOT_YET = {
     "docs/howto/several-nodes.md",
     "docs/howto/sharing.md",
     "docs/howto/sizes.md",
-    "docs/howto/slow.md",
     "docs/howto/tokens.md",
     "docs/howto/zarr-and-arrays.md",
     "docs/reference/batches.md",

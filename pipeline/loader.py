@@ -40,7 +40,7 @@ from penstock.pipeline.options import (
 )
 from penstock.pipeline.plan import World
 from penstock.pipeline.torch_private import overwrite, show_as_stream, without_worker_context
-from penstock.readers import Listed, Source, weighted
+from penstock.readers import Source, listed, weighted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -168,7 +168,7 @@ def _sampled(source: Source, options: LoaderOptions) -> Source:
     # Few loaders need it, and it belongs to torch's samplers.
     from penstock.pipeline.torch_data import sampler_lists
 
-    return Listed(source, sampler_lists(options.sampler, samples=source.contents.samples))
+    return listed(source, sampler_lists(options.sampler, samples=source.contents.samples))
 
 
 class DataLoader(torch.utils.data.DataLoader[T_co]):

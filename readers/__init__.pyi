@@ -25,14 +25,13 @@ from .sample_weights import checked_weights as checked_weights
 from .serialized_source import SerializedSource as SerializedSource
 from .sources import (
     Contents as Contents,
-    Listed as Listed,
     MixtureContents as MixtureContents,
     ReadOptions as ReadOptions,
     Run as Run,
     Selection as Selection,
     Source as Source,
     View as View,
-    Weighted as Weighted,
+    listed as listed,
     reweighted as reweighted,
     weighted as weighted,
 )

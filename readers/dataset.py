@@ -265,12 +265,6 @@ class Dataset(Source):
         return tuple(map(self._naming.stored_name, fields))
 
     @property
-    def is_renamed(self) -> bool:
-        """Return True if fields have other names than in the index."""
-        self._open()
-        return not self._naming.is_plain
-
-    @property
     def is_plain(self) -> bool:
         """Return True if the URL alone determines the samples and fields."""
         data, arguments = self._description, self._arguments

@@ -372,9 +372,7 @@ class Source(ABC):
         if self.classes:
             return len(self.classes)
         schema = self._stored_schema
-        whole = next((name for name in LABELS if _is_whole(schema.get(name))), None)
-        field = class_field(schema, (*self.fields, *schema)) or whole
-        if field is None:
+        if (field := _field_of_classes(schema, self.fields)) is None:
             return None
         # One of several fields of classes may have names.
         known = len(schema[field].class_names)
@@ -1028,12 +1026,37 @@ class Selection(View):
         return self.contents.rows(places)
 
 
-class _Reordered(View):
-    """All samples of another source, which an epoch delivers in another order or number."""
+class Reordered(View):
+    """All samples of another source, which an epoch delivers in another order or number: as often
+    as their weights say, or as a sampler lists them."""
 
-    def __init__(self, base: Source) -> None:
-        self._base = base
-        self.url, self.bases, self.part_of = base.url, (base,), base.part_of
+    def __init__(
+        self, base: Source, weights: SampleWeights | None = None, *, lists: EpochLists | None = None
+    ) -> None:
+        """base: with weights: without any, or with others, which don't count here."""
+        self._base: Source = base
+        if isinstance(base, Reordered) and base.contents.weights is not None:
+            self._base = base.bases[0]
+        self._weights, self._lists = weights, lists
+        self.bases, self.url, self.part_of = (self._base,), base.url, base.part_of
+
+    def __reduce__(self) -> Any:
+        """Pickle the source and the weights: a spawned worker opens it again. It reads the samples
+        that are requested of it, so it needs no lists."""
+        return (
+            (Reordered, (self._base, self._weights)) if self._weights else self._base.__reduce__()
+        )
+
+    def __repr__(self) -> str:
+        return f"{self._base!r} with {'a sampler' if self._weights is None else 'weights'}"
+
+    @cached_property
+    def contents(self) -> Contents:
+        """The contents of the source, with the weights or the lists."""
+        return replace(self._base.contents, weights=self._weights, lists=self._lists)
+
+    def _renamed(self, names: Mapping[str, str], made: dict[int, Source]) -> Source:
+        return Reordered(self._base._renamed(names, made), self._weights, lists=self._lists)
 
     def _runs(self, rows: Ints) -> Iterable[Run]:
         return (Run(self._base, rows, slice(None)),)
@@ -1047,66 +1070,20 @@ class _Reordered(View):
         return self._base.rows(ids)
 
 
-class Listed(_Reordered):
-    """The samples of another source that a sampler lists, epoch by epoch."""
-
-    def __init__(self, base: Source, lists: EpochLists) -> None:
-        """Raises ConfigError for a mixture, and for samples with weights."""
-        contents = base.contents
-        if contents.mixture is not None or contents.weights is not None:
-            has = "parts" if contents.weights is None else "samples"
-            raise ConfigError(
-                f"sampler: {base!r:.100} has weights of its {has}, which decide what an epoch "
-                "delivers. Drop the sampler, or the weights."
-            )
-        super().__init__(base)
-        self._lists = lists
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the source: a spawned worker reads the samples that are requested of it."""
-        return _same, (self._base,)
-
-    def __repr__(self) -> str:
-        return f"{self._base!r} with a sampler"
-
-    @cached_property
-    def contents(self) -> Contents:
-        """The contents of the source, with the lists."""
-        return replace(self._base.contents, lists=self._lists)
-
-    def _renamed(self, names: Mapping[str, str], made: dict[int, Source]) -> Source:
-        return Listed(self._base._renamed(names, made), self._lists)
+def listed(source: Source, lists: EpochLists) -> Reordered:
+    """Return the samples of a source that a sampler lists, epoch by epoch. Raises ConfigError for a
+    mixture, and for samples with weights."""
+    contents = source.contents
+    if contents.mixture is not None or contents.weights is not None:
+        has = "parts" if contents.weights is None else "samples"
+        raise ConfigError(
+            f"sampler: {source!r:.100} has weights of its {has}, which decide what an epoch "
+            "delivers. Drop the sampler, or the weights."
+        )
+    return Reordered(source, lists=lists)
 
 
-def _same(source: Source) -> Source:
-    return source
-
-
-class Weighted(_Reordered):
-    """All samples of another source, each delivered as often as its weight says."""
-
-    def __init__(self, base: Source, weights: SampleWeights) -> None:
-        """base: without weights, or with others, which don't count here."""
-        super().__init__(base.bases[0] if isinstance(base, Weighted) else base)
-        self._weights = weights
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the source and the weights: a spawned worker opens it again."""
-        return Weighted, (self._base, self._weights)
-
-    def __repr__(self) -> str:
-        return f"{self._base!r} with weights"
-
-    @cached_property
-    def contents(self) -> Contents:
-        """The contents of the source, with the weights."""
-        return replace(self._base.contents, weights=self._weights)
-
-    def _renamed(self, names: Mapping[str, str], made: dict[int, Source]) -> Source:
-        return Weighted(self._base._renamed(names, made), self._weights)
-
-
-def weighted(source: Source, weights: object, *, order: Ints | None = None) -> Weighted:
+def weighted(source: Source, weights: object, *, order: Ints | None = None) -> Reordered:
     """Return a source with weights of its samples. order: that of numbers, which are then those of
     samples order[0], order[1], ...; None: that of ids. Raises ConfigError; see `Source.subset`."""
     if source.contents.weights is not None:
@@ -1114,12 +1091,12 @@ def weighted(source: Source, weights: object, *, order: Ints | None = None) -> W
             f"weights: the samples of {source!r:.100} have weights already. Pass them once, to the "
             "loader or to subset()."
         )
-    return Weighted(source, SampleWeights.of(weights_for(source, weights, order=order)))
+    return Reordered(source, SampleWeights.of(weights_for(source, weights, order=order)))
 
 
 def reweighted(
     source: Source, weights: object, *, is_first: bool, keeps: str | None = None
-) -> Weighted:
+) -> Reordered:
     """Return a source for a job that changes to other weights. Its epochs keep their length; if it
     has no weights, each of its samples was delivered once. is_first, keeps: as for
     `SampleWeights.with_array`. Raises ConfigError; see `Source.subset`."""
@@ -1130,7 +1107,7 @@ def reweighted(
         )
     array, contents = weights_for(source, weights), source.contents
     before = contents.weights or SampleWeights.of(np.ones(contents.samples))
-    return Weighted(source, before.with_array(array, is_first=is_first, keeps=keeps))
+    return Reordered(source, before.with_array(array, is_first=is_first, keeps=keeps))
 
 
 def weights_for(source: Source, weights: object, *, order: Ints | None = None) -> Floats:
@@ -1169,8 +1146,7 @@ def weights_for(source: Source, weights: object, *, order: Ints | None = None) -
 def _classes(source: Source) -> NDArray[Any]:
     """Return the class of each sample, as integers. Raises ConfigError without classes."""
     schema = source.schema
-    whole = next((name for name in LABELS if _is_whole(schema.get(name))), None)
-    field = class_field(schema, (*source.fields, *schema)) or whole
+    field = _field_of_classes(schema, source.fields)
     classes = None if field is None else np.asarray(source.column(field))
     if classes is None or classes.ndim != 1:
         raise ConfigError(
@@ -1193,6 +1169,12 @@ def _by_id(source: Source, scores: Floats, ids: NDArray[Any]) -> Floats:
             f"wanted one for each of the {len(found):,} samples of {source.url}."
         )
     return found
+
+
+def _field_of_classes(schema: Schema, fields: Sequence[str]) -> str | None:
+    """Return the selected field of classes, or else of integers with a usual name."""
+    whole = next((name for name in LABELS if _is_whole(schema.get(name))), None)
+    return class_field(schema, (*fields, *schema)) or whole
 
 
 def _is_whole(type: FieldType | None) -> bool:

@@ -235,11 +235,6 @@ def is_compiled() -> bool:
     return _operator() is not None
 
 
-def fits_planes(shape: tuple[int, int, int]) -> bool:
-    """Return True if `planes_like` supports this shape."""
-    return shape[1] * shape[2] >= 2
-
-
 def planes_like(
     shape: tuple[int, int, int], scaling: tuple[Sequence[float], Sequence[float]] | None
 ) -> NDArray[np.float32]:
@@ -292,13 +287,14 @@ def compiled_resize(
     kinds = [types.UINT8, types.FLOAT, types.FLOAT, types.INT32, types.UINT8, types.FLOAT]
     given = images, low, high, numbers, like, types.Constant(norm, device="cpu")
     shape = "shape_of_pixels" if to == "pixels" else "shape_of_planes"
-    found = _run("resample", shape, out, kinds, [3, 1, 1, 1, 3, 2], *given)
+    found = _run("resample", shape, (out, 3), kinds, [3, 1, 1, 1, 3, 2], *given)
     return fn.reshape(found, layout="HWC" if to == "pixels" else "CHW")
 
 
 def compiled_equalize(images: Any) -> Any:
     """Equalize the histogram of each channel, uint8, HWC, on the CPU."""
-    found = _run("equalize", "shape_of_image", types.UINT8, [types.UINT8], [3], images)
+    octets = types.UINT8
+    found = _run("equalize", "shape_of_image", (octets, 3), [octets], [3], images)
     return fn.reshape(found, layout="HWC")
 
 
@@ -314,21 +310,17 @@ def compiled_views(
     uint8, HWC, on the CPU. is_bytes: the views are uint8, else float32."""
     from penstock.augment import view_kernels as kernels
 
-    operator = _operator()
-    assert operator is not None  # the caller has checked is_compiled()
-    out = types.UINT8 if is_bytes else types.FLOAT
-    kinds = [types.UINT8, types.FLOAT, types.FLOAT, types.FLOAT]
-    options = {"setup_fn": kernels.shape_views, "device": "cpu"}
-    call = operator(kernels.make_views, [out], kinds, [4], [3, 2, 2, 3], **options)
-    constants = (types.Constant(each, device="cpu") for each in (programs, like))
-    return call(images, numbers, *constants)
+    out, kinds = types.UINT8 if is_bytes else types.FLOAT, [types.UINT8, *[types.FLOAT] * 3]
+    given = images, numbers, *(types.Constant(each, device="cpu") for each in (programs, like))
+    return _run(kernels.make_views, kernels.shape_views, (out, 4), kinds, [3, 2, 2, 3], *given)
 
 
 def _run(
-    name: str, shape: str, out: Any, kinds: list[Any], dimensions: list[int], *given: Any
+    run: Any, shape: Any, out: tuple[Any, int], kinds: list[Any], dimensions: list[int], *given: Any
 ) -> Any:
-    """Call a function of `resample_kernels`. shape: the function that computes the result's
-    shape."""
+    """Call a compiled function, or that of a name in `resample_kernels`. shape: the function that
+    computes the result's shape. out: the result's type and its number of dimensions."""
     operator = _operator()
     assert operator is not None  # the caller has checked is_compiled()
-    return operator(name, [out], kinds, [3], dimensions, setup_fn=shape, device="cpu")(*given)
+    call = operator(run, [out[0]], kinds, [out[1]], dimensions, setup_fn=shape, device="cpu")
+    return call(*given)

@@ -144,8 +144,17 @@ _HUE = arg.range_around(0.0, low=-0.5, high=0.5)
 _SEXTANTS = (5.0, 3.0, 1.0)  # of red, green and blue on the circle of hues, whose length is 6
 
 
+class _LevelOperation(ImageOperation):
+    """Changes the levels of pixels, alike in images of any size and in mirrored ones."""
+
+    __slots__ = ()
+
+    needs_size = False
+    commutes_with_flips = True
+
+
 @operation
-class ColorJitter(ImageOperation):
+class ColorJitter(_LevelOperation):
     """Change brightness, contrast, saturation and hue randomly, by torchvision's formulas.
 
     brightness, contrast, saturation: a number x draws a factor from max(0, 1 - x) to 1 + x, a pair
@@ -163,8 +172,6 @@ class ColorJitter(ImageOperation):
     _: KW_ONLY
     p: float = 1.0
 
-    needs_size = False
-    commutes_with_flips = True
     compiled = "jitter"
 
     @property
@@ -237,13 +244,11 @@ def _shift_hue(images: Any, shift: Any) -> Any:
 
 
 @operation
-class RandomGrayscale(ImageOperation):
+class RandomGrayscale(_LevelOperation):
     """Turn images grey with probability p; they keep their 3 channels."""
 
     p: float = 0.1
 
-    needs_size = False
-    commutes_with_flips = True
     needs_colours = True
     compiled = "gray"
 
@@ -272,7 +277,7 @@ def _blur_sigma(what: str, value: object) -> tuple[float, float]:
 
 
 @operation
-class GaussianBlur(ImageOperation):
+class GaussianBlur(_LevelOperation):
     """Blur images with probability p, by a Gaussian of random width, as torchvision does.
 
     kernel_size: odd, in pixels; an int is a square, a pair is (horizontal, vertical), as in
@@ -284,8 +289,6 @@ class GaussianBlur(ImageOperation):
     sigma: float | tuple[float, float] = argument(_blur_sigma, default=(0.1, 2.0))
     p: float = 1.0
 
-    needs_size = False
-    commutes_with_flips = True
     compiled = "blur"
 
     def check(self, shape: ImageShape, _dtype: DType) -> None:
@@ -318,7 +321,7 @@ class GaussianBlur(ImageOperation):
 
 
 @operation
-class RandomPosterize(ImageOperation):
+class RandomPosterize(_LevelOperation):
     """Keep the upper bits of each value, with probability p, as torchvision does.
 
     bits: how many of 8 bits to keep, from 0 to 8.
@@ -327,8 +330,6 @@ class RandomPosterize(ImageOperation):
     bits: int = argument(arg.whole_number(0, 8))
     p: float = 0.5
 
-    needs_size = False
-    commutes_with_flips = True
     compiled = "posterize"
 
     def arguments(self, _values: Values) -> tuple[Any, ...]:
@@ -341,7 +342,7 @@ class RandomPosterize(ImageOperation):
 
 
 @operation
-class Solarize(ImageOperation):
+class Solarize(_LevelOperation):
     """Invert values of at least the threshold, with probability p, as torchvision's RandomSolarize
     does.
 
@@ -351,8 +352,6 @@ class Solarize(ImageOperation):
     threshold: float = argument(arg.number(0, 255))
     p: float = 0.5
 
-    needs_size = False
-    commutes_with_flips = True
     compiled = "solarize"
 
     def arguments(self, _values: Values) -> tuple[Any, ...]:
@@ -365,7 +364,7 @@ class Solarize(ImageOperation):
 
 
 @operation
-class RandomEqualize(ImageOperation):
+class RandomEqualize(_LevelOperation):
     """Equalize the histogram of each channel, with probability p, as torchvision does.
 
     On a GPU and without numba it is DALI's, which is OpenCV's: level v becomes
@@ -375,8 +374,6 @@ class RandomEqualize(ImageOperation):
 
     p: float = 0.5
 
-    needs_size = False
-    commutes_with_flips = True
     compiled = "equalize"
 
     def node(self, images: Any, _inputs: dict[str, Any], _shape: ImageShape) -> Any:
@@ -386,14 +383,12 @@ class RandomEqualize(ImageOperation):
 
 
 @operation
-class RandomAutocontrast(ImageOperation):
+class RandomAutocontrast(_LevelOperation):
     """Stretch each channel to 0..255, with probability p, as torchvision does; rounded, where
     torchvision truncates."""
 
     p: float = 0.5
 
-    needs_size = False
-    commutes_with_flips = True
     compiled = "autocontrast"
 
     def node(self, images: Any, _inputs: dict[str, Any], _shape: ImageShape) -> Any:

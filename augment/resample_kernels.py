@@ -444,6 +444,18 @@ def shape_of_image(
             shape[k] = like[k]
 
 
+@njit
+def _equal_levels(counts: Any) -> Any:
+    """Return the new level of each level, as Pillow equalizes a histogram, uint8, (256,)."""
+    step = (counts.sum() - counts[np.flatnonzero(counts)[-1]]) // 255
+    levels, below = np.arange(256).astype(np.uint8), step // 2
+    for level in range(256):
+        if step > 0:
+            levels[level] = min(below // step, 255)
+        below += counts[level]
+    return levels
+
+
 @_compiled(_RUN)
 def equalize(
     out: Any, sizes: Any, _o: Any, outs: Any, given: Any, shapes: Any, _i: Any, ins: Any
@@ -455,12 +467,7 @@ def equalize(
         counts = np.zeros(256, np.int64)
         for pixel in image[:, :, channel].flat:
             counts[pixel] += 1
-        step = (counts.sum() - counts[np.flatnonzero(counts)[-1]]) // 255
-        table, below = np.arange(256).astype(np.uint8), step // 2
-        for level in range(256):
-            if step > 0:
-                table[level] = min(below // step, 255)
-            below += counts[level]
+        levels = _equal_levels(counts)
         for y in range(image.shape[0]):
             for x in range(image.shape[1]):
-                equal[y, x, channel] = table[image[y, x, channel]]
+                equal[y, x, channel] = levels[image[y, x, channel]]

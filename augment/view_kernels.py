@@ -50,12 +50,8 @@ _MATH = {"contract", "nsz"}  # as in `resample_kernels`
 _RESAMPLING = int.from_bytes(
     hashlib.blake2b(Path(kernels.__file__).read_bytes(), digest_size=6).digest(), "little"
 )
-_words, _pointer, _image, _resample = (
-    kernels._words,
-    kernels._pointer,
-    kernels._image,
-    kernels._resample,
-)
+_words, _pointer, _image = kernels._words, kernels._pointer, kernels._image
+_resample, _begin, _scaled = kernels._resample, kernels._begin, kernels._scaled
 
 
 @njit(fastmath=_MATH)
@@ -67,12 +63,6 @@ def _clipped(value: Any) -> Any:
 def _luma(red: Any, green: Any, blue: Any) -> Any:
     one, two, three = np.float32(0.299), np.float32(0.587), np.float32(0.114)
     return np.rint(one * red + two * green + three * blue)
-
-
-@njit(fastmath=_MATH)
-def _multiply(plane: Any, factor: Any) -> None:
-    for i in range(plane.size):
-        plane[i] = _clipped(plane[i] * factor)
 
 
 @njit(fastmath=_MATH)
@@ -143,7 +133,7 @@ def _jitter(planes: Any, brightness: Any, contrast: Any, saturation: Any, hue: A
     channels = planes.shape[0]
     if brightness != 1:
         for channel in range(channels):
-            _multiply(planes[channel], brightness)
+            _stretch(planes[channel], brightness, np.float32(0))
     if contrast != 1:
         middle = _mean(planes)
         for channel in range(channels):
@@ -184,12 +174,6 @@ def _inside(index: Any, size: Any) -> Any:
 
 
 @njit(fastmath=_MATH)
-def _center(out: Any, middle: Any, weight: Any) -> None:
-    for i in range(out.size):
-        out[i] = middle[i] * weight
-
-
-@njit(fastmath=_MATH)
 def _add_pair(out: Any, before: Any, after: Any, weight: Any) -> None:
     for i in range(out.size):
         out[i] += (before[i] + after[i]) * weight
@@ -199,12 +183,6 @@ def _add_pair(out: Any, before: Any, after: Any, weight: Any) -> None:
 def _add_pairs(out: Any, a: Any, b: Any, weight: Any, c: Any, d: Any, other: Any) -> None:
     for i in range(out.size):
         out[i] += (a[i] + b[i]) * weight + (c[i] + d[i]) * other
-
-
-@njit(fastmath=_MATH)
-def _rounded(out: Any, values: Any) -> None:
-    for i in range(out.size):
-        out[i] = np.rint(values[i])
 
 
 @njit(fastmath=_MATH)
@@ -219,7 +197,7 @@ def _blur(planes: Any, sigma: Any, rows: Any, columns: Any) -> None:
         source = planes[channel].copy()
         for y in range(height):
             middle = line[reach : reach + width]
-            _center(middle, source[y], down[0])
+            _begin(middle, source[y], down[0])
             k = 1
             while k + 1 < down.size:
                 _add_pairs(
@@ -238,7 +216,7 @@ def _blur(planes: Any, sigma: Any, rows: Any, columns: Any) -> None:
             for i in range(reach):
                 line[i] = line[reach + _inside(i - reach, width)]
                 line[reach + width + i] = line[reach + _inside(width + i, width)]
-            _center(out, middle, across[0])
+            _begin(out, middle, across[0])
             k = 1
             while k + 1 < across.size:
                 low, high, more = reach - k, reach + k, k + 1
@@ -255,7 +233,7 @@ def _blur(planes: Any, sigma: Any, rows: Any, columns: Any) -> None:
             if k < across.size:
                 low, high = reach - k, reach + k
                 _add_pair(out, line[low : low + width], line[high : high + width], across[k])
-            _rounded(planes[channel, y], out)
+            _scaled(planes[channel, y], out, np.float32(1), np.float32(0))
 
 
 @njit(fastmath=_MATH)
@@ -282,19 +260,13 @@ def _autocontrast(plane: Any) -> None:
 
 @njit
 def _equalize(plane: Any) -> None:
-    """Equalize the histogram, as `resample_kernels.equalize`."""
+    """Equalize the histogram."""
     counts = np.zeros(256, np.int64)
     for i in range(plane.size):
         counts[int(plane[i])] += 1
-    step = (plane.size - counts[int(plane.max())]) // 255
-    if step == 0:
-        return
-    table, below = np.empty(256, np.float32), step // 2
-    for level in range(256):
-        table[level] = min(below // step, 255)
-        below += counts[level]
+    levels = kernels._equal_levels(counts)
     for i in range(plane.size):
-        plane[i] = table[int(plane[i])]
+        plane[i] = levels[int(plane[i])]
 
 
 @njit
@@ -370,12 +342,6 @@ def _normalize(plane: Any, factor: Any, summand: Any) -> None:
         plane[i] = plane[i] * factor + summand
 
 
-@njit(fastmath=_MATH)
-def _store(out: Any, plane: Any) -> None:
-    for i in range(out.size):
-        out[i] = np.uint8(np.int32(plane[i]))
-
-
 @njit
 def _inputs(given: Any, shapes: Any, ins: Any) -> Any:
     """Return the image, the numbers and the programs of its views, the shape of a view, and how its
@@ -410,7 +376,7 @@ def _compile(resampling: int) -> Any:
             flat = spare if is_bytes else floats[view]
             _make(image, numbers[view], programs[view], flat.reshape(shape))
             if is_bytes:
-                _store(levels[view], flat)
+                kernels._bytes(levels[view], flat)
                 continue
             planes = flat.reshape((shape[0], shape[1] * shape[2]))
             for channel in range(shape[0]):

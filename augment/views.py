@@ -245,6 +245,6 @@ def _can_make(recipe: CheckedRecipe) -> bool:
         and stage.frame is None
         and not recipe.has_canvas
         and not recipe.erasing
-        and nodes.fits_planes(recipe.shape)
+        and recipe.shape[1] * recipe.shape[2] >= 2  # as `planes_like` needs
         and all(placed.compiled is not None for placed in recipe.pixels)
     )

@@ -253,10 +253,6 @@ def _lengths(bits: NDArray[np.uint8]) -> list[int]:
     return lengths
 
 
-def _payload(values: Any) -> bytes:
-    return json.dumps(values, separators=(",", ":")).encode("ascii")
-
-
 @frozen_type
 class InstanceMasks(FieldType):
     """A mask for each box of an image: polygons or run-length codes, as COCO's annotations have
@@ -299,6 +295,11 @@ class InstanceMasks(FieldType):
         width of the image if runs record them, else 0."""
         found = self.decode(data, max_pixels=max_pixels)
         return Facts.of(data, shape=(len(found), *(found.size or (0, 0))), codec=self.codec)
+
+    @staticmethod
+    def encode(values: Any) -> bytes:
+        """Encode COCO's segmentations, a list of one for each box."""
+        return json.dumps(values, separators=(",", ":")).encode("ascii")
 
     def decode(self, payload: Encoded, *, max_pixels: int = MAX_PIXELS) -> Segmentations:
         """Decode the segmentations of a sample. Raises ValueError if they are wrong."""
@@ -357,7 +358,7 @@ class InstanceMasks(FieldType):
             else each and {"size": [*after], "counts": _lengths(bits[box])}
             for box, each in enumerate(found[:])
         ]
-        return np.frombuffer(_payload(values), np.uint8)
+        return np.frombuffer(self.encode(values), np.uint8)
 
     def decoder(self, *, max_pixels: int = MAX_PIXELS) -> Callable[[Encoded], Any]:
         return partial(self.decode, max_pixels=max_pixels)
@@ -365,7 +366,7 @@ class InstanceMasks(FieldType):
     def cell(self, value: Any, *, is_text: bool) -> bytes:
         """Convert a list, or a text with one as JSON."""
         try:
-            data = value.encode() if isinstance(value, str) else _payload(value)
+            data = value.encode() if isinstance(value, str) else self.encode(value)
         except (TypeError, UnicodeEncodeError):
             raise ValueError(f"{shorten(value)} isn't a list of segmentations: {_WANTED}") from None
         self.decode(np.frombuffer(data, np.uint8))

@@ -17,12 +17,12 @@ from penstock.cache import ConfigError, DatasetError
 from penstock.readers.fieldtypes import ClassLabels, FieldType, Image, Schema, column_of
 from penstock.readers.files import printable
 from penstock.readers.formats.candidates import Candidates
-from penstock.readers.formats.folder import MAX_TIMED_FILES, FolderFormat, read_whole
+from penstock.readers.formats.folder import MAX_TIMED_FILES, FolderFormat
 from penstock.readers.formats.span_listing import SpanListing
 from penstock.readers.origin import Entry, Origin, QuarantineEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from penstock.readers.formats.format import DatasetFiles
 
@@ -76,10 +76,6 @@ class AnnotatedFiles(SpanListing):
         others = [entry for entry in described if entry.name not in known]
         super().__init__(origin, found, listed=[*found.entries, *others])
 
-    def read(self, *, workers: int) -> list[bytes]:
-        """Return the content of the files that describe the images."""
-        return read_whole(self.place, self.described, workers=workers)
-
     def candidates_of(
         self,
         images: Sequence[Annotated],
@@ -94,7 +90,7 @@ class AnnotatedFiles(SpanListing):
         types: of all fields but the image. source: what names the images, for messages. Raises
         DatasetError if no image has a file.
         """
-        find = self.finder(self.files)
+        find = FileNames(self.files)
         found = [(find(each.name), each) for each in images]
         missing = [
             QuarantineEntry(name=each.name, reason=f"the image isn't there ({source})")
@@ -126,11 +122,6 @@ class AnnotatedFiles(SpanListing):
             for name, type in types.items()
         }
         return replace(samples, schema=Schema({IMAGE: Image(), **types}), values=columns)
-
-    @staticmethod
-    def finder(files: Iterable[Entry]) -> Callable[[bytes], Entry | None]:
-        """Return a function that finds the file of a name in annotations; see `_FileNames`."""
-        return _FileNames(files)
 
     def types_of(self, found: Mapping[str, FieldType]) -> dict[str, FieldType]:
         """Return the types of the fields, those of the user's schema where it has them. found: as
@@ -202,14 +193,12 @@ def _stored_as(type_: FieldType) -> tuple[Any, ...]:
 def _cell(type: FieldType, value: Any) -> Any:
     """Convert a value to the form that `column_of` takes."""
     form = type.stored
-    if form is None or value is None:
-        return value
-    if not form.shape:
+    if form is None or value is None or not form.shape:
         return value
     return np.array(value, form.dtype).reshape(len(value), *form.shape[1:])
 
 
-class _FileNames:
+class FileNames:
     """Finds the file of a name. Annotations name files below the folder of images, below another
     folder above it, or by their last part alone."""
 

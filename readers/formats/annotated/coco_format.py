@@ -38,7 +38,7 @@ from penstock.readers.formats.annotated.annotated_format import (
     AnnotatedFormat,
     distinct_names,
 )
-from penstock.readers.formats.folder import list_folder, manifest_entry
+from penstock.readers.formats.folder import list_folder, manifest_entry, read_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -86,7 +86,7 @@ class CocoFiles(AnnotatedFiles):
 
     def samples(self, files: Sequence[Entry], *, workers: int) -> Candidates:
         """Return the images that the file names, in the order of their ids."""
-        (data,) = self.read(workers=workers)
+        (data,) = read_whole(self.place, self.described, workers=workers)
         source = printable(self.described[0].name.rpartition(b"/")[2])
         coco = CocoFile.parse(data, source=source)
         classes = self.classes_of(coco.class_names, coco.category_ids)
@@ -267,7 +267,7 @@ class CocoFile:
             ]
         if MASKS in types:
             shapes = [each.get("segmentation") or None for each in annotations]
-            values[MASKS] = json.dumps(shapes, separators=(",", ":")).encode()
+            values[MASKS] = InstanceMasks.encode(shapes)
         if (points := types.get(KEYPOINTS)) is not None:
             assert isinstance(points, InstanceKeypoints)
             values[KEYPOINTS] = [_points(each, points.points) for each in annotations]
@@ -327,37 +327,36 @@ def _caption(annotation: Object) -> str:
     return text
 
 
-def _numbers(annotation: Object, key: str, count: int) -> list[float]:
+def _wrong(annotation: Object, key: str, wanted: str) -> ValueError:
     value = annotation.get(key)
+    return ValueError(f'{_who(annotation)} has "{key}" = {value!r:.80}, wanted {wanted}')
+
+
+def _numbers(annotation: Object, key: str, count: int) -> list[float]:
+    value: Any = annotation.get(key)
     is_list = isinstance(value, list) and len(value) == count
-    if not is_list or not all(type(each) in (int, float) for each in value):  # type: ignore[union-attr]
-        raise ValueError(f'{_who(annotation)} has "{key}" = {value!r:.80}, wanted {count} numbers')
-    return value  # type: ignore[return-value]
+    if not is_list or not all(type(each) in (int, float) for each in value):
+        raise _wrong(annotation, key, f"{count} numbers")
+    return value  # type: ignore[no-any-return]
 
 
 def _number(annotation: Object, key: str) -> float:
-    value = annotation[key]
-    if type(value) not in (int, float):
-        raise ValueError(f'{_who(annotation)} has "{key}" = {value!r:.80}, wanted a number')
-    return float(value)
+    if type(annotation[key]) not in (int, float):
+        raise _wrong(annotation, key, "a number")
+    return float(annotation[key])
 
 
 def _flag(annotation: Object) -> int:
-    value = annotation.get("iscrowd", 0)
-    if value not in (0, 1):
-        raise ValueError(f'{_who(annotation)} has "iscrowd" = {value!r:.80}, wanted 0 or 1')
+    if (value := annotation.get("iscrowd", 0)) not in (0, 1):
+        raise _wrong(annotation, "iscrowd", "0 or 1")
     return int(value)
 
 
 def _label(annotation: Object, labels: Mapping[int, int]) -> int:
-    category = annotation.get("category_id")
-    label = labels.get(_integer(category))  # type: ignore[arg-type]
+    label = labels.get(_integer(annotation.get("category_id")))  # type: ignore[arg-type]
     if label is None:
         few = ", ".join(map(str, [*labels][:_SHOWN])) + ", …" * (len(labels) > _SHOWN)
-        raise ValueError(
-            f'{_who(annotation)} has "category_id" = {category!r:.80}, wanted the id of one of the '
-            f"categories, {few}"
-        )
+        raise _wrong(annotation, "category_id", f"the id of one of the categories, {few}")
     return label
 
 
@@ -375,14 +374,10 @@ def _points(annotation: Object, points: int) -> Any:
 def _mirrored(names: Sequence[str]) -> tuple[int, ...]:
     """Return the point that each becomes if its image is mirrored: left_eye becomes right_eye."""
     number_of = {name: number for number, name in enumerate(names)}
-    swapped = [_swapped(name) for name in names]
+    parts = (name.split("_") for name in names)
+    swapped = ["_".join(_SIDES.get(part, part) for part in each) for each in parts]
     found = tuple(number_of.get(other, own) for own, other in enumerate(swapped))
     return found if sorted(found) == [*range(len(names))] and found != (*range(len(names)),) else ()
-
-
-def _swapped(name: str) -> str:
-    """Return a name with left in place of right, and the other way round."""
-    return "_".join(_SIDES.get(part, part) for part in name.split("_"))
 
 
 FORMAT = CocoFormat()

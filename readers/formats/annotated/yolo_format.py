@@ -6,7 +6,6 @@ A line of labels is a class and a box, a polygon, or a box and keypoints, in fra
 
 from __future__ import annotations
 
-import json
 import posixpath
 import re
 from dataclasses import dataclass, field, replace
@@ -15,14 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from penstock.cache import ConfigError, DatasetError
-from penstock.readers.fieldtypes import (
-    Boxes,
-    ClassLabels,
-    ImageSize,
-    InstanceKeypoints,
-    InstanceMasks,
-    Text,
-)
+from penstock.readers.fieldtypes import Boxes, ImageSize, InstanceKeypoints, InstanceMasks, Text
 from penstock.readers.files import extension, kind_of, parse_yaml, printable, stem
 from penstock.readers.formats.annotated.annotated_format import (
     BOXES,
@@ -35,6 +27,7 @@ from penstock.readers.formats.annotated.annotated_format import (
     Annotated,
     AnnotatedFiles,
     AnnotatedFormat,
+    FileNames,
     check_split,
     distinct_names,
 )
@@ -287,7 +280,7 @@ class YoloFiles(AnnotatedFiles):
             )
         named = {entry.name for entry in found if entry not in lists}
         for data in read_whole(origin, lists, workers=1):
-            find = self.finder(self._by_name.values())
+            find = FileNames(self._by_name.values())
             for line in data.decode("utf-8", "surrogateescape").splitlines():
                 name = posixpath.normpath(line.strip()).encode("utf-8", "surrogateescape")
                 if line.strip() and (entry := find(name)) is not None:
@@ -326,21 +319,18 @@ class YoloFiles(AnnotatedFiles):
     def samples(self, files: Sequence[Entry], *, workers: int) -> Candidates:
         """Return the images of the part, by name."""
         described = [entry for entry in self._labels.values() if entry is not None]
-        texts = dict(
-            zip(
-                [entry.name for entry in described],
-                read_whole(self.place, described, workers=workers),
-                strict=True,
-            )
-        )
+        read = read_whole(self.place, described, workers=workers)
+        texts = {entry.name: data for entry, data in zip(described, read, strict=True)}
         found = [self._sample(entry, texts) for entry in self.files]
         types: dict[str, FieldType] = {
             BOXES: Boxes(of=IMAGE, format="cxcywh_norm"),
-            LABELS: self._classes(),
+            LABELS: self.classes_of(self.description.names),
         }
         if any(any(each.values.get(MASKS, ())) for each in found):
             types[MASKS] = InstanceMasks(of=BOXES, format="norm")
-            found = [_with_json(each) for each in found]
+            masks = [InstanceMasks.encode(each.values.get(MASKS, [])) for each in found]
+            pairs = zip(found, masks, strict=True)
+            found = [replace(each, values={**each.values, MASKS: own}) for each, own in pairs]
         if self.description.points:
             types[KEYPOINTS] = InstanceKeypoints(
                 of=BOXES,
@@ -350,9 +340,6 @@ class YoloFiles(AnnotatedFiles):
             )
         types = self.types_of({**types, IMAGE_ID: Text(), ORIGINAL_SIZE: ImageSize(of=IMAGE)})
         return self.candidates_of(found, types, source=self.description.source)
-
-    def _classes(self) -> ClassLabels:
-        return self.classes_of(self.description.names)
 
     def _sample(self, image: Entry, texts: Mapping[bytes, bytes]) -> Annotated:
         """Return an image and its objects; without a file of labels it has none."""
@@ -378,12 +365,6 @@ class YoloFiles(AnnotatedFiles):
                 IMAGE_ID: stem(image.name.rpartition(b"/")[2]),
             },
         )
-
-
-def _with_json(image: Annotated) -> Annotated:
-    """Return an image whose masks are encoded."""
-    data = json.dumps(image.values.get(MASKS, []), separators=(",", ":")).encode()
-    return replace(image, values={**image.values, MASKS: data})
 
 
 def _label_name(image: bytes) -> bytes:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from penstock.cache.base import ReadMode
     from penstock.readers.blocks import Blocks
-    from penstock.readers.reading import JoinedReader, JoinedRows
+    from penstock.readers.reading import JoinedReader
     from penstock.readers.types import Ints
 
 
@@ -115,20 +115,15 @@ class Concatenation(View):
         return np.concatenate(firsts) if len(firsts) == len(each) else None
 
     @cached_property
-    def _joined(self) -> JoinedRows | JoinedReader | None:
+    def _joined(self) -> JoinedReader | None:
         """The reader that reads the samples of all parts by one call; None unless all parts are
         local datasets whose samples are stored in the same way."""
         readers = [found for part in self.bases if (found := part._whole_reader) is not None]
         if len(readers) < max(2, len(self.bases)):
             return None
-        from penstock.readers.reading import JoinedReader, JoinedRows  # remote parts need neither
+        from penstock.readers.reading import JoinedReader  # remote parts don't need it
 
-        plain = [reader.plain for reader in readers if reader.plain is not None]
-        if len(plain) == len(readers):
-            return JoinedRows(plain, self._first_id)
-        if JoinedReader.can_join(readers):
-            return JoinedReader(readers, self._first_id)
-        return None
+        return JoinedReader(readers, self._first_id) if JoinedReader.can_join(readers) else None
 
     def _read_together(
         self, rows: Ints, *, mode: ReadMode, bad: dict[int, str] | None, blocks: Blocks

@@ -35,6 +35,8 @@ from penstock.readers.sources import Contents, MixtureContents, ReadOptions, Run
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from penstock.cache.base import ReadMode
+    from penstock.readers.blocks import Blocks
     from penstock.readers.fieldtypes import Column, SampleBatch
     from penstock.readers.mixtures import EpochRule, MixtureStream, Transition, WeightsArgument
     from penstock.readers.types import Ints
@@ -315,10 +317,7 @@ class Mixture(Concatenation):
             wanted = tuple(name for name in wanted if name != PART)
         # What the parts deliver anyway costs least.
         options["fields"] = None if {*wanted} == self._delivered else wanted
-        began = time.perf_counter()
         batch = super().read(rows, **options)
-        if batch.loads is None:
-            batch = self._divided(batch, rows, time.perf_counter() - began)
         if not has_part:
             return batch
         return batch.with_columns({PART: DenseColumn(self._part_of_shard[rows[:, 0]])})
@@ -329,18 +328,24 @@ class Mixture(Concatenation):
         first, *others = ({*stored_fields(each.fields, each.schema)} for each in self.bases)
         return first if all(each == first for each in others) else None
 
-    def _divided(self, batch: SampleBatch, rows: Ints, seconds: float) -> SampleBatch:
-        """Return a batch that was read by one copy of rows of one size, with the load of each
-        part."""
-        counts = np.bincount(self._part_of_shard[rows[:, 0]])
-        some = np.flatnonzero(counts)
-        count = counts[some]
-        amounts = np.empty((len(some), 3))
-        amounts[:, 0] = count
-        amounts[:, 1] = count * (batch.bytes_read / max(1, len(rows)))
-        wanted_s = count * self._sample_s[some]  # as measured by reads of one part
-        amounts[:, 2] = wanted_s * (seconds / max(1e-12, float(wanted_s.sum())))
-        return replace(batch, loads=PartLoads(some, amounts))
+    def _read_together(
+        self, rows: Ints, *, mode: ReadMode, bad: dict[int, str] | None, blocks: Blocks
+    ) -> SampleBatch | None:
+        """Read samples of all parts by one pass, and divide its time among them by what a sample of
+        each took in reads of one part; None if that isn't possible."""
+        began = time.perf_counter()
+        batch = super()._read_together(rows, mode=mode, bad=bad, blocks=blocks)
+        if batch is None:
+            return None
+        loads = batch.loads
+        if loads is None:
+            parts, counts = np.unique(self._part_of_shard[rows[:, 0]], return_counts=True)
+            loads = PartLoads.of(parts.tolist(), counts.tolist(), batch.bytes_read)
+            batch = replace(batch, loads=loads)
+        wanted_s = loads.amounts[:, 0] * self._sample_s[loads.parts]
+        took_s = time.perf_counter() - began
+        loads.amounts[:, 2] = wanted_s * (took_s / max(1e-12, float(wanted_s.sum())))
+        return batch
 
     def _reads_apart(self) -> bool:
         """Return True now and then, as the time of each part is measured by reads of it alone."""

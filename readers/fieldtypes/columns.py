@@ -187,14 +187,21 @@ def _places(count: int, rows: Rows) -> Ints:
 
 
 class PartLoads(NamedTuple):
-    """Reads of samples of the parts of a mixture. parts: their numbers, int64, shape (reads,).
-    amounts: of each read the samples, the bytes and the seconds of wall-clock time, waits for a
-    store included, float64, shape (reads, 3). share: of the amounts, those of a batch that was read
-    together with others."""
+    """Reads of samples of the parts of a mixture or concatenation. parts: their numbers, int64,
+    shape (reads,). amounts: of each read the samples, the bytes and the seconds of wall-clock time,
+    waits for a store included, float64, shape (reads, 3). share: of the amounts, those of a batch
+    that was read together with others."""
 
     parts: Ints
     amounts: NDArray[np.float64]
     share: float = 1.0
+
+    @classmethod
+    def of(cls, parts: Sequence[int], counts: Sequence[int], size_bytes: int) -> PartLoads:
+        """Return a read of several parts at once, whose times are 0 until they are known. counts:
+        the samples of each part. size_bytes: of all of them."""
+        each = size_bytes / max(1, sum(counts))
+        return cls(np.array(parts), np.array([(count, count * each, 0.0) for count in counts]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -204,7 +211,7 @@ class SampleBatch:
     ids: sample ids, int64, shape (n,). columns: by field. present: for fields that some samples of
     the dataset lack, bool, shape (n,); the column is empty or 0 if it is False. bytes_read: of
     spans and of the rows of packs; values that a sidecar holds aren't counted. loads: of the parts
-    of a mixture; None for other sources.
+    of a mixture or concatenation; None for other sources.
     """
 
     ids: NDArray[np.int64]
@@ -248,7 +255,7 @@ class SampleBatch:
             columns={name: column.take(rows) for name, column in self.columns.items()},
             present={name: values[rows] for name, values in self.present.items()},
             bytes_read=self.bytes_read if bytes_read is None else bytes_read,
-            loads=self.loads and self.loads._replace(share=self.loads.share * share),
+            loads=self.loads and PartLoads(*self.loads[:2], self.loads.share * share),
         )
 
     def parts(self, bounds: Sequence[int]) -> list[SampleBatch]:

@@ -8,4 +8,4 @@ from .joined_reader import JoinedReader as JoinedReader
 from .open_shards import OPENERS as OPENERS, OpenShards as OpenShards
 from .parallel_copies import CopyThreads as CopyThreads, MOST_COPY_THREADS as MOST_COPY_THREADS
 from .sample_reader import SampleReader as SampleReader
-from .plain_rows import FoundRows as FoundRows, JoinedRows as JoinedRows, PlainRows as PlainRows
+from .plain_rows import FoundRows as FoundRows, PlainRows as PlainRows

@@ -30,7 +30,7 @@ class BatchFields:
     lack; they are among rows. values_of: the column of the tables, and the dtype, of fields that
     are numbers in them. may_be_plain: all fields are dense or numbers, and no sample lacks one.
     are_never_empty: each span has bytes. lacks_some: some samples lack a field. columns: of the
-    tables; 0 if no value comes from them.
+    tables; 0 if no value comes from them. layout: equal for datasets that are read together.
     """
 
     def __init__(self, layout: SampleLayout, fields: Sequence[str]) -> None:
@@ -76,6 +76,14 @@ class BatchFields:
         self.may_be_plain = bool(self.dense) and not (self.spans or self.rows or lacking)
         needs_table = self.spans or self.values_of or lacking
         self.columns = table.count if needs_table else 0
+        self.layout = (
+            self.fields,
+            self.spans,
+            self.dense,
+            self.values_of,
+            self.columns,
+            self.are_never_empty,
+        )
         places = [(place.start, place.end, place.crc) for place in self.spans.values()]
         self._columns = tuple(map(list, zip(*places, strict=True)))
 

@@ -1,4 +1,4 @@
-"""Read the spans and numbers of several local datasets end to end by one pass.
+"""Read samples of several local datasets end to end by one pass.
 
 A batch of a mixture of many parts has one or two samples of each. To read them part by part costs
 about 100 us a part, and the images of a batch may take as long to decode.
@@ -6,15 +6,18 @@ about 100 us a part, and the images of a batch may take as long to decode.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from penstock.cache import CorruptSampleError
 from penstock.cache.base import TrafficMeter
-from penstock.readers.fieldtypes import Column, SampleBatch
+from penstock.readers.fieldtypes import Column, PartLoads, SampleBatch
 from penstock.readers.reading.batch_plan import BatchRows
+from penstock.readers.reading.plain_rows import PlainRows
 from penstock.readers.reading.span_reading import SpanReader
 
 if TYPE_CHECKING:
@@ -92,46 +95,74 @@ class JoinedReader:
         self._starts = np.concatenate(
             [reader.index.starts + first for reader, first in zip(readers, first_ids, strict=True)]
         )
-        sizes = [reader.index.sizes for reader in readers]
-        self._sizes = np.concatenate(sizes).view(np.uint64)
-        self._part_of = np.repeat(np.arange(len(readers)), [len(each) for each in sizes])
-        self._own = TrafficMeter()  # the bytes are counted for each dataset
+        self._sizes = np.concatenate([reader.index.sizes for reader in readers])
+        counts = np.array([len(reader.index.sizes) for reader in readers])
+        self._part_of = np.repeat(np.arange(len(readers)), counts)
+        self._ends = np.cumsum(counts).tolist()
+        self._plain: PlainRows | None = None
+        if readers[0].plain is not None:
+            self._plain = PlainRows(
+                self._choice, self._shards, sizes=self._sizes, starts=self._starts, meter=None
+            )
 
     @staticmethod
     def can_join(readers: Sequence[SampleReader]) -> bool:
-        """Return True if datasets are local and of one format, so that their bytes are read alike,
-        their fields are spans and numbers of tables, and their tables have the same columns."""
-        first, kind = readers[0].choice, readers[0].index.manifest.about.kind
-        layout = first.fields, first.spans, first.values_of, first.columns, first.are_never_empty
-        return bool(first.spans) and all(
+        """Return True if datasets are local, their fields are stored alike, as plain rows or as
+        spans of one format and numbers, and their tables have the same columns."""
+        first = readers[0]
+        layout, kind = first.choice.layout, first.index.manifest.about.kind
+        if any(reader.choice.layout != layout for reader in readers):
+            return False
+        if first.plain is not None:
+            return all(reader.plain is not None for reader in readers)
+        return bool(first.choice.spans) and all(
             reader.index.remote is None
             and reader.index.manifest.about.kind == kind
             and not (reader.choice.dense or reader.choice.rows or reader.choice.lacks_some)
-            and (
-                reader.choice.fields,
-                reader.choice.spans,
-                reader.choice.values_of,
-                reader.choice.columns,
-                reader.choice.are_never_empty,
-            )
-            == layout
             for reader in readers
         )
 
     @cached_property
     def _spans(self) -> SpanReader:
-        return SpanReader(self._shards, self._own)
+        return SpanReader(self._shards, TrafficMeter())  # the bytes are counted for each dataset
 
     def read(
         self, rows: Ints, *, mode: ReadMode, bad: dict[int, str] | None, blocks: Blocks
     ) -> SampleBatch | None:
-        """Read samples in the order of rows, as `SampleReader.read`; None for rows that don't
-        exist."""
+        """Read samples in the order of rows, as `SampleReader.read`, and what each dataset gave, in
+        no time. Return None for rows that don't exist, or that must be read in another way."""
         shards = rows[:, 0]
+        # As unsigned numbers, negative ones are too large.
         if int(shards.view(np.uint64).max()) >= len(self._sizes):
             return None
-        if (rows[:, 1].view(np.uint64) >= self._sizes[shards]).any():
+        if (rows[:, 1].view(np.uint64) >= self._sizes.view(np.uint64)[shards]).any():
             return None
+        if self._plain is None:
+            batch = self._read_spans(rows, mode=mode, bad=bad, blocks=blocks)
+        else:
+            found = None if mode == "pread" else self._plain.find(rows)
+            plain = None if found is None else found.read(blocks)
+            if plain is None:
+                return None
+            batch = plain
+        parts, counts = self._counts(shards)
+        for part, count in zip(parts, counts, strict=True):
+            self._meters[part].add(bytes_disk=batch.bytes_read * count // len(rows))
+        return replace(batch, loads=PartLoads.of(parts, counts, batch.bytes_read))
+
+    def _counts(self, shards: Ints) -> tuple[list[int], list[int]]:
+        """Return the datasets of some shards, and how many each of them has."""
+        if len(self._ends) > _FEW:
+            counts = np.bincount(self._part_of[shards])
+            parts = np.flatnonzero(counts)
+            return parts.tolist(), counts[parts].tolist()
+        before = [int(np.count_nonzero(shards < end)) for end in self._ends[:-1]]
+        every = [b - a for a, b in pairwise([0, *before, len(shards)])]
+        return [n for n, count in enumerate(every) if count], [count for count in every if count]
+
+    def _read_spans(
+        self, rows: Ints, *, mode: ReadMode, bad: dict[int, str] | None, blocks: Blocks
+    ) -> SampleBatch:
         visit = BatchRows.of(rows, self._shards, columns=self._choice.columns)
         marks: dict[int, str] | None = None if bad is None else {}
         columns: dict[str, Column] = {**self._choice.values(visit.sorted_table)}
@@ -143,11 +174,11 @@ class JoinedReader:
             assert bad is not None
             positions = visit.positions
             bad |= {int(positions[row]): reason for row, reason in marks.items()}
-        counts = np.bincount(self._part_of[shards])
-        for part in np.flatnonzero(counts).tolist():
-            self._meters[part].add(bytes_disk=size_bytes * int(counts[part]) // len(rows))
         return SampleBatch(
-            ids=self._starts[shards] + rows[:, 1],
+            ids=self._starts[rows[:, 0]] + rows[:, 1],
             columns={name: columns[name] for name in self._choice.fields},
             bytes_read=size_bytes,
         )
+
+
+_FEW = 4  # datasets: to compare with their last shards takes less time than a look-up

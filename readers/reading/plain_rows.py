@@ -3,7 +3,7 @@
 If samples are short (a sequence of tokens, a row of an array, a number), a batch takes 0.1 ms in
 total, and a few microseconds for each shard that it touches would double that. So the address of
 each shard's first row is recorded once, and one call copies a batch's rows from any number of
-shards and files. `JoinedRows` has the addresses of several datasets, such as a mixture's parts.
+shards and files, of one dataset or of several (`joined_reader`).
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.cache.base import ReadMode, TrafficMeter
+    from penstock.cache.base import TrafficMeter
     from penstock.readers.blocks import Blocks
-    from penstock.readers.index import Index
     from penstock.readers.reading.batch_plan import BatchFields
-    from penstock.readers.reading.open_shards import OpenShards
+    from penstock.readers.reading.open_shards import Shards
     from penstock.readers.types import Ints
 
 
@@ -192,15 +191,23 @@ class FoundRows:
 
 
 class PlainRows:
-    """Finds fields of a local dataset whose rows are plain: of one shape, each at the same distance
+    """Finds fields of local shards whose rows are plain: of one shape, each at the same distance
     from the one before it. Safe for several threads."""
 
     def __init__(
-        self, choice: BatchFields, index: Index, shards: OpenShards, local: TrafficMeter
+        self,
+        choice: BatchFields,
+        shards: Shards,
+        *,
+        sizes: Ints,
+        starts: Ints,
+        meter: TrafficMeter | None,
     ) -> None:
-        """choice: with dense fields and numbers of tables only. local: counts the bytes read."""
-        self.meter, self.index = local, index
-        self._choice, self._shards = choice, shards
+        """choice: with dense fields and numbers of tables only. sizes, starts: the samples of each
+        shard, and the id of its first one. meter: counts the bytes read; None if the caller
+        does."""
+        self._choice, self._shards, self._meter = choice, shards, meter
+        self._sizes, self._starts = sizes, starts
         self._known = self._no_addresses()
         self._plain: dict[str, StridedRows] = {}
         self._is_off = False
@@ -212,21 +219,22 @@ class PlainRows:
         if self._is_off or not len(rows):
             return None
         shards, inside = rows[:, 0], rows[:, 1]
-        known = self.addresses(shards)
+        known = self._addresses(shards)
         if known is None:
             return None
         columns = {
             name: column._replace(
                 addresses=known.starts[number][shards] + inside * column.plain.stride_bytes
             )
-            for number, (name, column) in enumerate(self.columns.items())
+            for number, (name, column) in enumerate(self._columns.items())
         }
+        ids = self._starts[shards] + inside
+        meters = [] if self._meter is None else [(self._meter, len(ids))]
         # Held to the end, because another thread may drop the addresses.
-        ids = self.index.starts[shards] + inside
-        return FoundRows(ids, columns, [known], [(self.meter, len(ids))], self._advice)
+        return FoundRows(ids, columns, [known], meters, self._advice)
 
     @property
-    def columns(self) -> dict[str, _FoundColumn]:
+    def _columns(self) -> dict[str, _FoundColumn]:
         """The fields without any addresses. Some shard must be known."""
         found, choice = dict[str, _FoundColumn](), self._choice
         for name in choice.fields:
@@ -244,9 +252,9 @@ class PlainRows:
         self._known = self._no_addresses()
 
     def _no_addresses(self) -> _RowAddresses:
-        return _RowAddresses.none(len(self._choice.fields), len(self.index.sizes))
+        return _RowAddresses.none(len(self._choice.fields), len(self._sizes))
 
-    def addresses(self, shards: Ints) -> _RowAddresses | None:
+    def _addresses(self, shards: Ints) -> _RowAddresses | None:
         """Return the addresses of all of these shards; None if some aren't plain."""
         known = self._known
         if known.round != _maps.round:
@@ -269,7 +277,7 @@ class PlainRows:
             _maps.add(len(every) - len(wanted))
             wanted = every.tolist()
         for shard, opened in zip(wanted, self._shards.get(wanted), strict=True):
-            found = self._strided(opened, int(self.index.sizes[shard]))
+            found = self._strided(opened, int(self._sizes[shard]))
             if found is None:
                 break
             # Another thread may have opened the shard meanwhile and read its map: that one stays.
@@ -300,96 +308,6 @@ class PlainRows:
 
 
 _NONE = np.empty(0, np.int64)
-
-
-class JoinedRows:
-    """Finds the plain rows of several local datasets end to end, by one table of the addresses of
-    all their shards: a batch of several parts costs what one of a single dataset costs. Safe for
-    several threads."""
-
-    def __init__(self, parts: Sequence[PlainRows], first_ids: Ints) -> None:
-        """first_ids: the id of each dataset's sample 0, int64, shape (parts,)."""
-        self._parts = tuple(parts)
-        shards = np.array([len(part.index.sizes) for part in parts])
-        self._part_of = np.repeat(np.arange(len(parts)), shards)
-        self._first = np.cumsum(shards) - shards
-        self._sizes = np.concatenate([part.index.sizes for part in parts]).view(np.uint64)
-        self._starts = np.concatenate(
-            [part.index.starts + first for part, first in zip(parts, first_ids, strict=True)]
-        )
-        self._known: _RowAddresses | None = None
-        self._columns: dict[str, _FoundColumn] = {}
-        self._tries, self._advice = _Tries(), PageAdvice()
-
-    def read(
-        self, rows: Ints, *, mode: ReadMode, bad: dict[int, str] | None, blocks: Blocks
-    ) -> SampleBatch | None:
-        """Read samples in the order of rows; None if they must be read in another way."""
-        del bad  # each row can be read
-        found = None if mode == "pread" else self.find(rows)
-        return None if found is None else found.read(blocks)
-
-    def find(self, rows: Ints) -> FoundRows | None:
-        """Return where samples lie in memory; None if they must be read in another way. rows:
-        (shard, row) in all datasets."""
-        if not len(rows):
-            return None
-        shards, inside = rows[:, 0], rows[:, 1]
-        known = self._known
-        # As unsigned numbers, negative ones are too large. The datasets name what doesn't exist.
-        if int(shards.view(np.uint64).max()) >= len(self._sizes):
-            return None
-        if (inside.view(np.uint64) >= self._sizes[shards]).any():
-            return None
-        is_known = known is not None and known.round == _maps.round
-        if not is_known or not known.starts[0][shards].all():  # type: ignore[union-attr]
-            if not self._tries.is_due():
-                return None
-            known = self._extended(shards, known if is_known else None)
-            self._tries.count(known is not None)
-        if known is None:
-            return None
-        columns = {
-            name: column._replace(
-                addresses=known.starts[number][shards] + inside * column.plain.stride_bytes
-            )
-            for number, (name, column) in enumerate(self._columns.items())
-        }
-        counts = np.bincount(self._part_of[shards])
-        meters = [
-            (self._parts[part].meter, int(counts[part])) for part in np.flatnonzero(counts).tolist()
-        ]
-        ids = self._starts[shards] + inside
-        return FoundRows(ids, columns, [known], meters, self._advice)
-
-    def _extended(self, shards: Ints, known: _RowAddresses | None) -> _RowAddresses | None:
-        """Return the addresses of these shards and of those that are known; None if some aren't
-        plain, or have another layout."""
-        every = np.unique(shards)
-        if known is not None:
-            every = every[known.starts[0][every] == 0]
-        of = self._part_of[every]
-        for part in np.unique(of).tolist():
-            own = every[of == part] - self._first[part]
-            found = self._parts[part].addresses(own)
-            if found is None:
-                return None
-            columns = self._parts[part].columns
-            if known is None:
-                known = _RowAddresses.none(len(columns), len(self._sizes))
-                self._columns = columns
-            if found.round != known.round or _forms(columns) != _forms(self._columns):
-                return None
-            known.kept.setdefault(part, found)
-            for number in reversed(range(len(columns))):  # the first field shows that all are known
-                known.starts[number, own + self._first[part]] = found.starts[number][own]
-        self._known = known
-        return known
-
-
-def _forms(columns: dict[str, _FoundColumn]) -> dict[str, Any]:
-    """Return the layouts of fields whose rows are found by one table."""
-    return {name: (column.layout, column.plain.stride_bytes) for name, column in columns.items()}
 
 
 def _cells(shard: OpenShard, column: int) -> StridedRows | None:

@@ -45,7 +45,9 @@ class SampleReader:
         if self.choice.may_be_plain and index.remote is None:
             from penstock.readers.reading.plain_rows import PlainRows  # images need none of it
 
-            self.plain = PlainRows(self.choice, index, self.shards, self.meter)
+            self.plain = PlainRows(
+                self.choice, self.shards, sizes=index.sizes, starts=index.starts, meter=self.meter
+            )
 
     @cached_property
     def _spans(self) -> SpanReader:

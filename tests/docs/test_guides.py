@@ -78,7 +78,7 @@ def test_torchdata() -> None:
 def test_webdataset(monkeypatch: pytest.MonkeyPatch) -> None:
     for shard in range(4):
         numbers = range(shard * 6, shard * 6 + 6)
-        write_folder(Path("store/bucket"), {f"train-{shard:06d}.tar": street(numbers)})
+        write_folder(Path("store/bucket/train"), {f"{shard:06d}.tar": street(numbers)})
     Path("val.tar").write_bytes(street(range(21)))
     guide = Guide("webdataset", ("train_step", "pair_step", "eval_step"))
     with serving(Path("store")) as server:

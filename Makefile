@@ -92,8 +92,17 @@ $(GUIDES)/.ready: pyproject.toml $(wildcard benchmarks/loaders/*.t*)
 		-c benchmarks/loaders/constraints.txt ffcv || echo "FFCV can't be built here"
 	touch $@
 
-guides: $(GUIDES)/.ready
-	$(GUIDES)/bin/pytest -q tests/docs/test_guides.py --durations=5
+# MosaicML Streaming needs numpy below 2.2 and transformers below 5.
+$(GUIDES)-mosaicml/.ready: pyproject.toml
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D) || \
+		{ $(PYTHON) -m pip install --user virtualenv && $(PYTHON) -m virtualenv $(@D); }
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+		torch==2.13.0 'mosaicml-streaming>=0.13' -e '.[dali,demo,dev]'
+	touch $@
+
+guides: $(GUIDES)/.ready $(GUIDES)-mosaicml/.ready
+	$(GUIDES)/bin/pytest -q tests/docs/test_guides.py tests/docs/test_converting_guides.py --durations=5
+	$(GUIDES)-mosaicml/bin/pytest -q tests/docs/test_converting_guides.py -k mosaicml
 
 $(LOADERS)/.ready: pyproject.toml $(wildcard benchmarks/loaders/*.t*)
 	test -x $(LOADERS)/bin/python || $(PYTHON) -m venv $(LOADERS) || \
@@ -111,4 +120,4 @@ bench: $(LOADERS)/.ready
 	$(LOADERS)/bin/python -m benchmarks.overhead
 
 clean:
-	rm -rf $(VENV) $(TRAINERS) $(LOADERS) $(GUIDES) demo site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TRAINERS) $(LOADERS) $(GUIDES) $(GUIDES)-mosaicml demo site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -16,13 +16,16 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 
 from tests.docs.data import on_this_machine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r'^```python title="(?P<title>[^"]+)"\n(?P<code>.*?)^```$', re.M | re.S)
@@ -60,10 +63,14 @@ class Guide:
         found = BLOCK.finditer(self.path.read_text())
         return {each["title"]: each["code"] for each in found if each["title"].endswith(".py")}
 
-    def run(self, side: str) -> Calls:
-        """Run one side in this process; return the arguments of each step's calls, as arrays."""
+    def write_files(self) -> None:
+        """Write the modules of the page into the current folder."""
         for name, code in self.files().items():
             Path(name).write_text(code)
+
+    def run(self, side: str) -> Calls:
+        """Run one side in this process; return the arguments of each step's calls, as arrays."""
+        self.write_files()
         calls: Calls = {name: [] for name in self.steps}
 
         def recorder(name: str) -> Any:
@@ -81,19 +88,35 @@ class Guide:
                 sys.modules.pop(Path(name).stem, None)
         return calls
 
-    def before(self, *libraries: str, side: str = "Before") -> Calls:
+    def before(
+        self, *libraries: str, side: str = "Before", set_up: Callable[[], None] | None = None
+    ) -> Calls:
         """Run a side that needs other libraries, in a process of its own, because most start
-        threads or fork; skip the test if one of them isn't installed."""
-        for library in libraries:
-            if importlib.util.find_spec(library) is None:
-                pytest.skip(f"{library} isn't installed: `make guides` installs it")
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(1, mp_context=context) as process:
-            return process.submit(_run, self, side, os.getcwd()).result()
+        threads or fork; skip the test if one of them isn't installed. set_up runs first, there."""
+        if not installed(*libraries):
+            pytest.skip(f"{', '.join(libraries)}: not installed, `make guides` installs them")
+        calls: Calls = apart(_run, self, side, set_up)
+        return calls
 
 
-def _run(guide: Guide, side: str, folder: str) -> Calls:
-    """Run one side in a new process, as torchrun would start it."""
+def _run(guide: Guide, side: str, set_up: Callable[[], None] | None) -> Calls:
+    if set_up is not None:
+        set_up()
+    return guide.run(side)
+
+
+def installed(*libraries: str) -> bool:
+    return all(importlib.util.find_spec(each) is not None for each in libraries)
+
+
+def apart(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function in a new process in this folder, as torchrun would start it."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as process:
+        return process.submit(_call, os.getcwd(), function, *arguments).result()
+
+
+def _call(folder: str, function: Callable[..., Any], *arguments: Any) -> Any:
     os.chdir(folder)
     multiprocessing.set_start_method("fork", force=True)  # a script's default
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -103,7 +126,7 @@ def _run(guide: Guide, side: str, folder: str) -> Calls:
         # operators don't load, and its other modules, which the pages use, need these declared.
         for name in ("nms", "qnms"):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return guide.run(side)
+    return function(*arguments)
 
 
 def plain(value: Any) -> Any:

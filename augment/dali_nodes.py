@@ -25,7 +25,7 @@ import numpy as np
 
 from penstock.augment.dali_runs import check_machine, fn, new_pipeline, reason_of, types
 from penstock.augment.draw_keys import Uniform
-from penstock.cache import RecipeError
+from penstock.cache import RecipeError, log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     Nodes = dict[str, Any]
 
 _MAX_LEVEL = 255
-_LOG = logging.getLogger("penstock")
 
 
 def if_else(
@@ -207,7 +206,7 @@ def _operator() -> Callable[..., Any] | None:
     except Exception as error:  # numba is optional, and a failing compiler must not stop the job
         # numba also rejects unknown versions of numpy by an ImportError.
         level = logging.INFO if isinstance(error, ImportError) else logging.WARNING
-        _LOG.log(
+        log.log(
             level,
             "DALI's own operators resize, at about half the speed, since the compiled resize isn't "
             "available (%r). Install numba, or another version of it.",

@@ -8,7 +8,6 @@ tuple share a list and its draws; different entries have different draws.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,7 +18,7 @@ from penstock.augment.geometric_operations import FixedCrop
 from penstock.augment.operation import Operation, Stage
 from penstock.augment.recipe import CheckedRecipe, Recipe, check_recipe, operations_of
 from penstock.augment.views import check_views
-from penstock.cache import RecipeError
+from penstock.cache import RecipeError, log
 from penstock.readers import ANY_SIZE, ImageRange
 from penstock.readers.fieldtypes import MASK, SIZE, FieldType, Schema, is_mask_name, untyped_places
 
@@ -32,7 +31,6 @@ Lists = Mapping[str, Sequence[Operation]]
 """The operations of each field that has any; one entry for "" if no image is selected."""
 Types = Mapping[str, "FieldType"]
 
-_log = logging.getLogger("penstock")
 
 _MAY_BE_PLACES = (
     '"%s" is %r, and delivered as stored: %s moves the pixels of images, not these numbers. If '
@@ -178,11 +176,11 @@ def _warn_of_untyped_fields(lists: Lists, selected: Types, images: Sequence[str]
     moving = [op for op in _each(lists, Operation) if op.moves_pixels]
     moving = [op for op in moving if any(map(op.selects, images))]
     for name in untyped_places(selected) if moving else ():
-        _log.warning(_MAY_BE_PLACES, name, selected[name], type(moving[0]).__name__, name)
+        log.warning(_MAY_BE_PLACES, name, selected[name], type(moving[0]).__name__, name)
     others = [name for name in images if not is_mask_name(name, ())]
     for name in images if others else ():
         if name not in others and lists.get(name):
-            _log.warning(_MAY_BE_MASK, name, name, others[0])
+            log.warning(_MAY_BE_MASK, name, name, others[0])
 
 
 def _lists(

@@ -3,12 +3,11 @@
 This layer doesn't know what a sample is.
 """
 
-import logging
-
 import lazy_loader
 
+from penstock.cache.errors import log
 from penstock.cache.secrets import SafeLog
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
-logging.getLogger("penstock").addFilter(SafeLog())
+log.addFilter(SafeLog())

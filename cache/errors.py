@@ -1,4 +1,4 @@
-"""Define the tree of errors that Penstock raises; each of them is also a builtin error.
+"""Define the log, and the tree of errors that Penstock raises; each is also a builtin error.
 
 Any layer may import this module.
 
@@ -39,6 +39,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import logging
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from penstock.cache.secrets import safe_text
@@ -51,6 +52,10 @@ C = TypeVar("C", bound="Callable[..., Any]")
 
 def _safe(args: tuple[object, ...], *, one_line: bool) -> tuple[object, ...]:
     return tuple(safe_text(a, one_line=one_line) if isinstance(a, str) else a for a in args)
+
+
+log = logging.getLogger("penstock")
+"""The logger of all messages."""
 
 
 class PenstockError(Exception):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache import CorruptShardError, PenstockError
+from penstock.cache import CorruptShardError, PenstockError, log
 from penstock.cache.base import Blob, BlobSpans, ReadMode, refuse_shortage
 from penstock.cache.blobs import CachedBlob
 from penstock.readers.byte_source import REINDEX, ByteSource
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from penstock.readers.byte_source import Room, SourceSpans, Unread
     from penstock.readers.formats import BlobExtents, Parts, ShardFiles, Sidecar
     from penstock.readers.types import Encoded, Ints
-
-_log = logging.getLogger("penstock")
 
 
 class BlobPlace:
@@ -170,7 +167,7 @@ class BlobBytes(ByteSource):
             # Bytes that were just written can't be read: stop using that disk for a while.
             cache.give_up(error, reads=True)
         else:
-            _log.warning("%s: the cache can't be read (%s)", self._remote.label, error)
+            log.warning("%s: the cache can't be read (%s)", self._remote.label, error)
 
 
 def _blob_spans(wanted: Sequence[SourceSpans]) -> list[BlobSpans]:

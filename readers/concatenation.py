@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache import ConfigError
+from penstock.cache import ConfigError, log
 from penstock.readers.fieldtypes import FieldType, SampleBatch, Schema, stored_fields
 from penstock.readers.formats import join_ranges
 from penstock.readers.remote_shards import RemoteShards
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
     from penstock.readers.blocks import Blocks
     from penstock.readers.reading import JoinedReader
     from penstock.readers.types import Ints
-
-
-_log = logging.getLogger("penstock")
 
 
 def concat(sources: Sequence[Source]) -> Source:
@@ -54,7 +50,7 @@ def concat(sources: Sequence[Source]) -> Source:
         _check_same(parts[0], part)
     joined = Concatenation(parts)
     if lost := {name for part in parts for name in part.schema} - joined.schema.keys():
-        _log.info(
+        log.info(
             "concat: the fields %s differ between the parts; they are left out, as they aren't "
             "selected",
             ", ".join(map(repr, sorted(lost))),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import warnings
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache import ClosedError, ConfigError, DatasetError, FetchError, PenstockWarning
+from penstock.cache import ClosedError, ConfigError, DatasetError, FetchError, PenstockWarning, log
 from penstock.cache.base import READ_MODE, ReadMode, Traffic
 from penstock.readers.fieldtypes import (
     PLAIN,
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
     from penstock.readers.reading import FoundRows
     from penstock.readers.remote_shards import RemoteShards
 
-
-_log = logging.getLogger("penstock")
 
 _MOST_PIXELS = 2**30
 
@@ -237,7 +234,7 @@ class Dataset(Source):
             left_out=index.about.left_out,
         )
         if self._fields is None and (note := not_chosen(index.schema, index.lacking)):
-            _log.warning("%s: %s", url, note)
+            log.warning("%s: %s", url, note)
         self._naming, self._fields = naming, fields
         stored = stored_fields(map(naming.stored_name, fields), index.schema)
         index = index.keeping(self._arguments.kept or stored)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import html
-import logging
 import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
@@ -37,6 +36,7 @@ from penstock.cache import (
     IndexChangedError,
     PenstockError,
     PlanError,
+    log,
 )
 from penstock.cache.base import READ_MODE, ReadMode
 from penstock.readers.fieldtypes import (
@@ -311,8 +311,6 @@ def _of_units(rows: Ints, units: Ints) -> Ints:
     kept: Ints = counts[counts > 0].astype(np.int64)
     return kept
 
-
-_log = logging.getLogger("penstock")
 
 # What a notebook shows of a source.
 _SHOWN_SAMPLES, _SHOWN_CLASSES, _SHOWN_CHARACTERS = 8, 20, 120
@@ -645,7 +643,7 @@ class Source(ABC):
             parts = by_sample(ids, wanted, seed=seed)
         elif isinstance(by, str) and by in self.schema and self.schema[by].is_class:
             parts = by_sample(ids, wanted, seed=seed, classes=np.asarray(self.column(by)))
-            _log.info('split: stratified by the classes of "%s"', by)
+            log.info('split: stratified by the classes of "%s"', by)
         else:
             parts = by_group(_keys(self, by, ids), len(ids), wanted, seed=seed)
         found = [np.flatnonzero(parts == number) for number in range(len(shares))]

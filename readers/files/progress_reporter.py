@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import TYPE_CHECKING
 
+from penstock.cache import log
 from penstock.cache.base import format_size
 
 if TYPE_CHECKING:
     from penstock.readers.types import Progress
 
-_log = logging.getLogger("penstock")
 
 _LOG_EVERY_S = 10.0
 _LONG_S = 60.0
@@ -43,6 +42,6 @@ class ProgressReporter:
         counts = (self._what, self._samples, self._total, format_size(self._bytes))
         if not self._warned and now - self._began > _LONG_S:
             self._warned = True
-            _log.warning("%s: %d of %d samples (%s). %s", *counts, self._remedy)
+            log.warning("%s: %d of %d samples (%s). %s", *counts, self._remedy)
         else:
-            _log.info("%s: %d of %d samples (%s)", *counts)
+            log.info("%s: %d of %d samples (%s)", *counts)

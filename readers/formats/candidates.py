@@ -9,7 +9,6 @@ and reject some; `without_rejected` and `grouped` then turn them into shards of 
 from __future__ import annotations
 
 import hashlib
-import logging
 import warnings
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache import ConfigError, PenstockWarning
+from penstock.cache import ConfigError, PenstockWarning, log
 from penstock.readers.fieldtypes import DenseColumn, EncodedColumn, RaggedColumn, Schema
 from penstock.readers.files import printable
 from penstock.readers.formats.open_shard import MISSING, SampleLayout, Storage
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from penstock.readers.formats.extents import ChunkedShard
     from penstock.readers.origin import Entry, LeftOut
 
-
-_log = logging.getLogger("penstock")
 
 _SHOWN = 5
 
@@ -256,7 +253,7 @@ class Candidates:
     def report(self, url: str) -> None:
         """Log the decisions, and warn of what is left out. url: of the dataset."""
         for note in self.notes:
-            _log.info("%s: %s", url, note.removeprefix(f"{url}: "))
+            log.info("%s: %s", url, note.removeprefix(f"{url}: "))
         if self.unread:
             text = " ".join(self.unread).replace(f"{url}: ", "")
             warnings.warn(f"{url}: {text}", PenstockWarning, stacklevel=9)

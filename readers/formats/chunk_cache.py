@@ -12,7 +12,6 @@ of 8.
 
 from __future__ import annotations
 
-import logging
 import math
 import queue
 import threading
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache import STALL_TIMEOUT_S, Outcome, StalledError
+from penstock.cache import STALL_TIMEOUT_S, Outcome, StalledError, log
 from penstock.cache.base import available_memory_bytes, format_size, usable_cores
 from penstock.readers.blocks import MemoryLease
 from penstock.readers.formats.kept_chunks import KeptChunk, KeptChunks, ReadTally
@@ -94,8 +93,6 @@ class ChunkMemory:
             self._counted_bytes += len(memory)
             self._free.setdefault(len(memory), deque()).append(memory)
 
-
-_log = logging.getLogger("penstock")
 
 MEMORY_SHARE = 0.25
 """The share of the available memory that decoded chunks take by default, in all ranks of the node
@@ -416,7 +413,7 @@ class DecodedChunks:
         if self._kept.again and not self._has_warned:
             self._has_warned = True
             room = "the cache folder has no room for the rest" if self._files else _NO_CACHE
-            _log.warning(
+            log.warning(
                 "%s: the decoded chunks of a window take more than the %s that they may take in "
                 "memory, and %s, so some are decoded again. Pass Dataset(decoded_bytes=…), a "
                 "cache=DiskCache(…) with room, or a smaller window=.",

@@ -10,14 +10,13 @@ chunks.
 from __future__ import annotations
 
 import contextlib
-import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from penstock.cache import CorruptShardError, DatasetError, PenstockError
+from penstock.cache import CorruptShardError, DatasetError, PenstockError, log
 from penstock.readers.byte_source import REINDEX
 from penstock.readers.fieldtypes import put_parts
 from penstock.readers.formats.chunk_data import ShardData
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     Crops = Mapping[str, ColumnCrop]
     Parts = tuple[Sequence[int], Sequence[int], Sequence[int]]
 
-_log = logging.getLogger("penstock")
 
 _WHOLE_BYTES = 64 * 2**20
 """Bytes of whole samples that are read at a time to take parts of them."""
@@ -270,7 +268,7 @@ class ChunkListing:
             ) from error
         if announces:
             for name, reason in found.left_out.items():
-                _log.info("%s: %s isn't a field: %s", self.origin.url, name, reason)
+                log.info("%s: %s isn't a field: %s", self.origin.url, name, reason)
         if announces and found.announce is not None:
             found.announce()
         return Candidates(

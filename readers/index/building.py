@@ -7,14 +7,13 @@ manifest last.
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache import DatasetError, DatasetNotFoundError, IndexChangedError, ordered
+from penstock.cache import DatasetError, DatasetNotFoundError, IndexChangedError, log, ordered
 from penstock.readers.fieldtypes import Settling, image_fields
 from penstock.readers.files import ProgressReporter, locked, make_folder, printable, write_bytes
 from penstock.readers.formats import Snapshot, make_chunked_sidecar, make_sidecar
@@ -57,7 +56,6 @@ if TYPE_CHECKING:
     _Found = tuple[Manifest, bytes]
     _Part = tuple[Sidecar, ShardSummary]
 
-_log = logging.getLogger("penstock")
 
 _WRITERS = 8
 _MOST_LEFT_OUT = 1000  # columns that are no field, and characters of a reason
@@ -95,7 +93,7 @@ class IndexBuilder:
             candidates = listing.candidates(workers=self.options.workers)
             facts = None if known is None else self._facts(known, place, candidates)
             if facts is None and not candidates.chunked:
-                _log.info(
+                log.info(
                     "Indexing %s: checking each of %d samples once",
                     self.origin.url,
                     len(candidates),
@@ -158,13 +156,13 @@ class IndexBuilder:
         try:
             same, shared = earlier_facts(candidates, sidecars)
         except DatasetError:
-            _log.warning(
+            log.warning(
                 "%s: parts of the index are damaged; the index is rebuilt", printable(place)
             )
             return None
         if self.places.index is not None and not shared:
             raise self._foreign(place, "this is the index of another dataset")
-        _log.info(
+        log.info(
             "The folder changed: %d files are unchanged, %d are new or changed, %d are gone",
             len(same),
             len(candidates) - len(same),
@@ -207,7 +205,7 @@ class IndexBuilder:
             if found is None and job.receive(report, place):
                 found = self._valid([place])
         if found is None:
-            _log.warning(
+            log.warning(
                 "%s: %s has built the index in %s, a folder that this node doesn't see, and the "
                 "index is too large to be sent: this node builds its own. To avoid this, run "
                 "`penstock index` with --out FOLDER, a folder that all nodes see.",
@@ -309,7 +307,7 @@ class IndexBuilder:
         )
         sweep_sidecars(folder, keep=set(manifest.names))
         shutil.rmtree(os.path.join(folder, PARTS), ignore_errors=True)
-        _log.info(
+        log.info(
             "Indexed %s: %d samples in %d shards, %d quarantined, %.1f s",
             url,
             manifest.about.samples,
@@ -318,7 +316,7 @@ class IndexBuilder:
             reporter.seconds,
         )
         if bad:
-            _log.info(
+            log.info(
                 "%s: %d samples are left out because they failed the check, such as %s: %s. The "
                 "index's quarantine.jsonl lists all of them.",
                 url,

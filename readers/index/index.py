@@ -8,7 +8,6 @@ cache.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from penstock.cache import CorruptShardError, PenstockError
+from penstock.cache import CorruptShardError, PenstockError, log
 from penstock.cache.base import BlobSource, Segment, refuse_shortage
 from penstock.readers.fieldtypes import ColumnCrop, image_fields
 from penstock.readers.files import OWN_FOLDER, printable
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
     from penstock.readers.index.index_folders import Sidecars
     from penstock.readers.index.manifest import Manifest
     from penstock.readers.origin import Origin, RemoteFolder, Scratch
-
-
-_log = logging.getLogger("penstock")
 
 
 class Index:
@@ -157,12 +153,12 @@ class Index:
         try:
             return self._open_remote(shard, remote)
         except CorruptShardError as error:
-            _log.warning("%s It is removed from the cache and fetched again.", error)
+            log.warning("%s It is removed from the cache and fetched again.", error)
         except PenstockError:  # of the network; some of these are OSErrors too
             raise
         except OSError as error:
             refuse_shortage(error, self.url)
-            _log.warning("%s: can't be read (%s); it is fetched again", self.url, error)
+            log.warning("%s: can't be read (%s); it is fetched again", self.url, error)
         self.drop(shard)
         return self._open_remote(shard, remote)
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import os
 import threading
 import warnings
@@ -33,6 +32,7 @@ from penstock.cache import (
     OtherVersionError,
     PenstockWarning,
     ReadError,
+    log,
 )
 from penstock.cache.base import is_shortage
 from penstock.readers.byte_source import REINDEX
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from penstock.readers.index.manifest import Manifest
     from penstock.readers.origin import Origin, Scratch
 
-_log = logging.getLogger("penstock")
 
 INDEXES = b"indexes"
 """The name of the folder of indexes in a cache folder and in the user's cache directory."""
@@ -74,7 +73,7 @@ def read_index(place: bytes) -> Manifest | None:
     except (CorruptShardError, OtherVersionError) as error:
         if isinstance(error, OtherVersionError) and not is_cached(place):
             raise
-        _log.warning("%s The index is rebuilt.", error)
+        log.warning("%s The index is rebuilt.", error)
         return None
     return _of_no_pack(manifest, printable(place))
 
@@ -263,7 +262,7 @@ class IndexPlaces:
                     stacklevel=6,
                 )
             else:  # the permission to read the data may not include the place next to it
-                _log.info("%s: no index can be read from this place (%s)", place.url, error)
+                log.info("%s: no index can be read from this place (%s)", place.url, error)
         return None
 
 
@@ -364,7 +363,7 @@ class Sidecars:
             try:
                 return read()  # the previous holder of the lock may have written it
             except (CorruptShardError, IndexChangedError, ReadError) as error:
-                _log.info("A part of the index is rebuilt: %s", error)
+                log.info("A part of the index is rebuilt: %s", error)
                 self._warn(self._url, error)
             sidecar = self._rebuild(self._manifest, shard)
             if sidecar is None:
@@ -398,5 +397,5 @@ class Sidecars:
             with locked(place, busy="an index is being built there"):
                 return sidecar.write(path) == self._manifest.etags[shard]
         except (CorruptShardError, OSError) as error:
-            _log.info("The rebuilt part of the index stays in memory: %s", error)
+            log.info("The rebuilt part of the index stays in memory: %s", error)
             return False

@@ -25,7 +25,6 @@ import base64
 import hashlib
 import io
 import json
-import logging
 import os
 import secrets
 import socket
@@ -46,6 +45,7 @@ from penstock.cache import (
     StalledError,
     Workers,
     error_of_kind,
+    log,
 )
 from penstock.readers.files import make_folder, write_bytes
 from penstock.readers.index.manifest import MANIFEST, Manifest, is_sidecar_name
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 
     from penstock.readers.types import Progress
 
-_log = logging.getLogger("penstock")
 
 BEAT_S = 5.0
 SILENT_S = 30.0
@@ -161,7 +160,7 @@ class SharedBuild:
                 self.store.set(self._name("beat"), json.dumps([number, *self._done]))
                 number += 1
         except JobStoreError as error:  # the next request to the store raises it
-            _log.warning("%s", error)
+            log.warning("%s", error)
 
     def _end(self, report: BuildReport) -> None:
         self.store.set(self._name("done"), json.dumps(report))
@@ -197,7 +196,7 @@ class SharedBuild:
                 logged = now
                 _, checked, total = json.loads(beat or "[0, 0, 0]")
                 text = "%s: waiting for %s, which is building the index: %d of %d samples"
-                _log.info(text, self.url, builder, checked, total)
+                log.info(text, self.url, builder, checked, total)
         report = BuildReport(*json.loads(done))
         if report.error:
             message = f"{self.url}: {builder} failed to build the index for the job: {report.error}"

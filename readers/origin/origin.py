@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import logging
 import os
 import re
 import stat
@@ -18,7 +17,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeVar
 
-from penstock.cache import ConfigError, DatasetNotFoundError, ReadError, ordered, redact
+from penstock.cache import ConfigError, DatasetNotFoundError, ReadError, log, ordered, redact
 from penstock.cache.base import Segment, machine_remedy
 from penstock.readers.files import INDEX_SUFFIX, is_passed_over, printable
 from penstock.readers.origin.arrangement import DEFAULT_ARRANGEMENT, Arrangement
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from penstock.cache.blobs import Remote
     from penstock.readers.origin.file_selection import FileSelection
 
-_log = logging.getLogger("penstock")
 
 OneUrl = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Url = OneUrl | list[OneUrl] | tuple[OneUrl, ...]
@@ -470,7 +468,7 @@ def is_trusted(place: bytes, root: bytes) -> bool:
         return True  # it doesn't exist
     if owners <= trusted:
         return True
-    _log.warning(
+    log.warning(
         "%s: this folder belongs to another user than the data, so it isn't used for the index",
         printable(place),
     )

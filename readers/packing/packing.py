@@ -9,7 +9,6 @@ the shards that exist.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache import ConfigError, PenstockError, check_executor
+from penstock.cache import ConfigError, PenstockError, check_executor, log
 from penstock.cache.base import parse_size, usable_cores
 from penstock.readers.dataset import Dataset, dataset_of
 from penstock.readers.fieldtypes import FieldType, Schema, Settling, named_verify, verify_name
@@ -54,8 +53,6 @@ if TYPE_CHECKING:
     from penstock.readers.packing.shard_writing import ShardRecord
 
     ShardRule = Callable[[NDArray[np.int64]], int]
-
-_log = logging.getLogger("penstock")
 
 
 def _settled(schema: Schema, shards: Sequence[ShardSummary]) -> Schema:
@@ -149,7 +146,7 @@ class PackRun:
         folder = PackFolder(root, self.settings(source))
         manifest = folder.finished()
         if manifest is not None:
-            _log.info("%s already holds this complete pack: nothing to do", printable(root))
+            log.info("%s already holds this complete pack: nothing to do", printable(root))
             with locked(folder.own):
                 folder.tidy()
         else:
@@ -194,7 +191,7 @@ class PackRun:
             reporter.done(len(positions), int(source.sizes[positions].sum()))
 
         if records:
-            _log.info("Resuming: %d of %d shards are finished", len(records), len(mine))
+            log.info("Resuming: %d of %d shards are finished", len(records), len(mine))
             report(np.concatenate([plan[number].positions for number in records]))
         left = [shard for shard in mine if shard.number not in records]
         written: Iterator[tuple[PlannedShard, ShardRecord]]

@@ -10,7 +10,6 @@ PyTurboJPEG brings no library of its own, and imagecodecs has no lossless rewrit
 from __future__ import annotations
 
 import io
-import logging
 import os
 import tempfile
 import threading
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from crc32c import crc32c
 
-from penstock.cache import ConfigError, MissingDependencyError
+from penstock.cache import ConfigError, MissingDependencyError, log
 from penstock.cache.base import machine_remedy
 from penstock.readers.fieldtypes import Schema, image_fields, is_progressive, untyped_places
 from penstock.readers.formats.pack import PackSample
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
     Size = tuple[int, int]
 
-_log = logging.getLogger("penstock")
 
 QUALITY = 92
 """The default quality of rewritten images, which is usual for resized copies of ImageNet."""
@@ -119,7 +117,7 @@ class Transcode:
         ConfigError as `image_fields` does."""
         self.image_fields(schema)
         for name in untyped_places(schema) if self.short_side is not None else ():
-            _log.warning(
+            log.warning(
                 "The field \"%s\" isn't resized with the images, because the schema doesn't "
                 "declare it as Boxes or Keypoints. If it holds places in an image, pack from "
                 'Python: pack(source, destination, schema={"%s": Boxes(of=…, format=…)}, '

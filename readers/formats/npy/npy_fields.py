@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import fnmatch
 import io
-import logging
 import math
 import os
 import struct
@@ -27,7 +26,7 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 import numpy as np
 
-from penstock.cache import ConfigError, DatasetError, ordered
+from penstock.cache import ConfigError, DatasetError, log, ordered
 from penstock.readers.fieldtypes import MAX_HEAD_BYTES, UNSUPPORTED_NPY, NpyHeader, read_npy_header
 from penstock.readers.files import extension, printable
 from penstock.readers.formats.array_fields import array_schema, chosen_arrays, matched_windows
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
 
     Read = Callable[[Iterable[tuple[int, int]]], list[bytes]]
 
-_log = logging.getLogger("penstock")
 
 FIELD = "array"
 """The field's name of arrays in .npy files."""
@@ -336,7 +334,7 @@ def choose_samples(
     total = sum(group.samples for group in nonempty)
     what = f"{url}: the dataset, with {_shown(first)} in {printable(first.name)},"
     schema = array_schema(stored, types, total, url=url, what=what)
-    _log.info(
+    log.info(
         "%s: %d files of arrays, %d samples, which are %s; %s",
         url,
         len(groups),
@@ -370,7 +368,7 @@ def _unit(
             shapes = _shapes(group).values()
             lengths = {shape[0] for shape in shapes if shape}
             if len(lengths) > 1 or (len(groups) > 1 and lengths and () in shapes):
-                _log.warning(
+                log.warning(
                     "%s: each file is one sample, because the arrays of an archive differ in the "
                     'length of their first axis (%s: %s). Pass sample="file" to confirm this, or '
                     'sample="row" and only arrays of one length, fields={"x": "x"}.',

@@ -7,7 +7,6 @@ precedence over them, and the user's `schema=` over both.
 from __future__ import annotations
 
 import json
-import logging
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.cache import ConfigError, DatasetError, PenstockWarning
+from penstock.cache import ConfigError, DatasetError, PenstockWarning, log
 from penstock.readers.fieldtypes import (
     LABEL,
     MAX_FIELDS,
@@ -40,7 +39,6 @@ from penstock.readers.files import printable
 if TYPE_CHECKING:
     from penstock.readers.origin import Arrangement, Entry
 
-_log = logging.getLogger("penstock")
 
 FILES_BY_PATHS = (
     "list them in a CSV or JSONL table and give the folder that the paths are relative to: "
@@ -193,7 +191,7 @@ def _features_of(schema: Any, file: str) -> Mapping[str, Feature]:
         columns = json.loads(text)["info"]["features"]
         return {name: _feature(each) for name, each in columns.items()}
     except _UNREADABLE as error:
-        _log.warning("%s: Hugging Face's features in its metadata are ignored: %s", file, error)
+        log.warning("%s: Hugging Face's features in its metadata are ignored: %s", file, error)
         return {}
 
 
@@ -516,7 +514,7 @@ def warn_of_columns(
                     f"are read as text. To read the files, {FILES_BY_PATHS}"
                 )
     if left_out:
-        _log.warning("%s: columns that aren't fields: %s.", url, _reasons(left_out))
+        log.warning("%s: columns that aren't fields: %s.", url, _reasons(left_out))
     known = {column.name for column, _ in fields.values()} | set(left_out)
     lacking: dict[str, str] = {}
     for folder in dict.fromkeys(part for name in files for part in name.split(b"/")[:-1]):

@@ -17,7 +17,6 @@ megatron/core/datasets/indexed_dataset.py):
 from __future__ import annotations
 
 import json
-import logging
 import struct
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from crc32c import crc32c
 
-from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError, ordered
+from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError, log, ordered
 from penstock.readers.fieldtypes import Array, RaggedColumn, Schema, Tokens, Value, read_npy_header
 from penstock.readers.files import is_passed_over, printable
 from penstock.readers.formats.array_windows import place_numbers
@@ -64,8 +63,6 @@ if TYPE_CHECKING:
     from penstock.readers.formats.chunked import ChunkedShardFacts, Crops, Parts
     from penstock.readers.formats.open_shard import Places
 
-
-_log = logging.getLogger("penstock")
 
 MAGIC = b"MMIDIDX\0\0"
 MAX_SEQUENCES = 2**27
@@ -459,7 +456,7 @@ class TokenFormat(ChunkFormat):
                 f"fills one sequence of {cut.length:,}. Pass a smaller sample=."
             )
         if left:
-            _log.info(
+            log.info(
                 "%s: %d tokens at the ends of %d files are left out, because they don't fill a "
                 "sequence of %d",
                 origin.url,

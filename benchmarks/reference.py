@@ -63,10 +63,11 @@ def _spelt(option: Any) -> str:
         return f"`{name}`" if option.required else f"`[{name}]`"
     if not getattr(option, "is_flag", False) and not value:
         kind = option.type_descriptor.annotation
-        value = "…" if kind in (str, list[str]) else getattr(kind, "__name__", "…").upper()
-        value = {"INT": "N", "FLOAT": "X"}.get(value, value)
-    names = ", ".join(f"`{name}`" for name in [*option.opts, *option.secondary_opts])
-    return f"{names} `{value}`" if value else names
+        value = {int: "N", float: "X"}.get(kind, getattr(kind, "__name__", "text").upper())
+        value = "TEXT" if kind in (str, list[str]) else value
+    names: list[str] = [*option.opts, *option.secondary_opts]
+    first, others = names[0], names[1:]
+    return ", ".join(f"`{name}`" for name in (f"{first} {value}".strip(), *others))
 
 
 def _meaning(option: Any) -> str:
@@ -97,7 +98,7 @@ def command_line() -> str:
         usage = " ".join(_spelt(p).strip("`") for p in one.params if not p.opts[0].startswith("-"))
         help = PAGE.sub(r"[\1](../\1.md\2)", one.help or "")
         lines += ["", f"## penstock {words}", "", help, ""]
-        lines += ["```text", f"penstock {words} {usage} [OPTIONS]".replace("  ", " "), "```"]
+        lines += ["`" + f"penstock {words} {usage} [OPTIONS]".replace("  ", " ") + "`"]
         panels: dict[str, list[Any]] = {}
         for option in one.params:
             if not getattr(option, "hidden", False):
@@ -107,7 +108,7 @@ def command_line() -> str:
             lines += table("Option", "Meaning")
             lines += [row(_spelt(option), _meaning(option)) for option in options]
         if EXAMPLES.get(words):
-            lines += ["", "Examples:", "", "```text", *EXAMPLES[words], "```"]
+            lines += ["", "Examples:", "", *(f"- `{example}`" for example in EXAMPLES[words])]
     return "\n".join(lines) + "\n"
 
 
@@ -135,12 +136,12 @@ def metrics() -> str:
         "`penstock.pipeline.report`, with the extra `metrics`. Numbers that only grow end with "
         "`_total` in Prometheus.",
     ]
-    lines += table("Field", "Prometheus", "Meaning")
+    lines += table("Field", "Meaning", "In Prometheus")
     for each in _counted(Statistics):
         is_number = not str(each.type).startswith("str")
         name = field_names(each.name) + ("_total" if each.metadata["grows"] else "")
         text = each.metadata["text"]
-        lines.append(row(f"`{each.name}`", f"`{name}`" if is_number else "", f"{text}"))
+        lines.append(row(f"`{each.name}`", text, f"`{name}`" if is_number else ""))
     doc = " ".join((inspect.getdoc(Statistics) or "").split("\n\n")[1].split())
     lines += ["", "## Fields that aren't numbers", ""]
     lines += [
@@ -156,10 +157,10 @@ def metrics() -> str:
         f"{part} In Prometheus they have the label `part`; in TensorBoard they are "
         "`penstock/part_FIELD/PART`."
     ]
-    lines += table("Field", "Prometheus", "Meaning")
+    lines += table("Field", "Meaning", "In Prometheus")
     for each in _counted(PartStatistics):
         name = field_names(f"part_{each.name}") + ("_total" if each.metadata["grows"] else "")
-        lines.append(row(f"`{each.name}`", f"`{name}`", each.metadata["text"]))
+        lines.append(row(f"`{each.name}`", each.metadata["text"], f"`{name}`"))
     lines += [
         "",
         "## The job",

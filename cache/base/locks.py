@@ -86,11 +86,9 @@ class ByteLocks:
             self.close()
 
     @contextlib.contextmanager
-    def holding(
-        self, start: int, *, timeout_s: float, what: str, stop: threading.Event | None = None
-    ) -> Iterator[None]:
+    def holding(self, start: int, *, timeout_s: float, what: str) -> Iterator[None]:
         """Hold the lock of one byte in a with statement; see `wait_for`. Raises StalledError."""
-        wait_for(lambda: self.lock(start), timeout_s=timeout_s, what=what, stop=stop)
+        wait_for(lambda: self.lock(start), timeout_s=timeout_s, what=what)
         try:
             yield
         finally:

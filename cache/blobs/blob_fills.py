@@ -275,10 +275,6 @@ class BlockSums:
         return bool(self._is_right[block])
 
 
-class FillStoppedError(Exception):
-    """The caller stopped a fill. `BlobFills.fill` catches this error."""
-
-
 class PieceRequests:
     """The construction of requests for the pieces of fills.
 
@@ -338,13 +334,13 @@ class PieceRequests:
         stop: threading.Event | None = None,
     ) -> Iterator[BlobRequest]:
         """Make the requests for pieces, one for each stretch of an object. stop: once it is set,
-        answers raise FillStoppedError."""
+        answers raise StalledError."""
         is_of_one_object = fill.pieces.is_of_one_object
         agreed = fill.version if is_of_one_object else None
 
         def check_stop() -> None:
             if stop is not None and stop.is_set():
-                raise FillStoppedError
+                raise StalledError(f"{source.uri}: its fill was stopped.")
 
         def keep(start: int, data: memoryview, crc: int) -> None:
             check_stop()
@@ -554,8 +550,6 @@ class BlobFills:
         try:
             fetched = self._fetch_all(blob, fill, progress, stop)
             blob.settle()
-        except FillStoppedError:
-            return -1
         except StalledError:
             if stop.is_set():
                 return -1

@@ -20,5 +20,5 @@ from .pieces import bridge_gaps as bridge_gaps, merge_spans as merge_spans
 from .pinning import ALL_KEYS as ALL_KEYS, PinnedShare as PinnedShare, ReadSet as ReadSet
 from .pinning import fair_shares as fair_shares, guess_threshold as guess_threshold
 from .private_files import MOST_SHARE as MOST_SHARE, PrivateFiles as PrivateFiles
-from .space import SLACK_BYTES as SLACK_BYTES, choose_victims as choose_victims
+from .space import SLACK_BYTES as SLACK_BYTES
 from .space import live_and_dead_jobs as live_and_dead_jobs

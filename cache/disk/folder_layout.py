@@ -127,12 +127,9 @@ class FolderLayout:
     def boot(self) -> str | None:
         """The boot in which the blobs were written; None without a file, "" if it is damaged."""
         try:
-            text = self.top.read("boot").decode("ascii")
+            found, _, crc = self.top.read("boot").decode("ascii", "replace").rpartition(" ")
         except FileNotFoundError:
             return None
-        except UnicodeDecodeError:
-            return ""
-        found, _, crc = text.strip().rpartition(" ")
         return found if crc == _crc(found) else ""
 
     def note_boot(self, boot: str) -> None:

@@ -21,8 +21,6 @@ from penstock.cache.disk.folder_layout import map_name, part_name
 from penstock.cache.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from penstock.cache.base import Folder
     from penstock.cache.disk.catalogue import BlobRow, Catalogue, JobRow
     from penstock.cache.disk.folder_layout import FolderLayout
@@ -279,7 +277,8 @@ class Space:
         evicted = 0
         left = self._catalogue.used_bytes if group is None else self._catalogue.group_bytes(group)
         fills = (row for row in self._catalogue.blobs(state="fill") if not row.pinned)
-        for row in itertools.chain(fills, self._whole_victims()):
+        self.flush_uses()
+        for row in itertools.chain(fills, self._catalogue.victims()):
             if left <= most_bytes:
                 break
             if group not in (None, row.group):
@@ -290,10 +289,6 @@ class Space:
                 left -= row.disk_bytes
                 evicted += is_whole
         return evicted
-
-    def _whole_victims(self) -> Iterator[BlobRow]:
-        self.flush_uses()
-        yield from self._catalogue.victims()
 
     def _remove_whole(self, key: str) -> bool:
         """Remove a whole blob, unless a process has it mapped."""
@@ -307,13 +302,17 @@ class Space:
         """Move blobs that no job pins, but some process has mapped, to the trash, where no reader
         finds them; their space is free once they are unmapped. Otherwise a job that maps more than
         its share would keep it forever, because each batch maps its blobs again."""
-        in_trash = sum(row.disk_bytes for row in self._catalogue.blobs(state="trash"))
+        short_bytes -= sum(row.disk_bytes for row in self._catalogue.blobs(state="trash"))
         blobs = self._layout.blobs
-        published = (row for row in self._catalogue.victims() if blobs.has(row.key))
-        for row in choose_victims(published, short_bytes - in_trash):
-            with contextlib.suppress(FileNotFoundError):
-                inode = blobs.stat(row.key).st_ino
-                self._move_to_trash(blobs, row.key, key=row.key, inode=inode)
+        for row in self._catalogue.victims():
+            if short_bytes <= 0:
+                break
+            # Manifests and sidecars are small, and every read needs them.
+            if not row.kept and blobs.has(row.key):
+                short_bytes -= row.disk_bytes
+                with contextlib.suppress(FileNotFoundError):
+                    inode = blobs.stat(row.key).st_ino
+                    self._move_to_trash(blobs, row.key, key=row.key, inode=inode)
 
 
 def live_and_dead_jobs(
@@ -324,14 +323,3 @@ def live_and_dead_jobs(
     with contextlib.closing(layout.locks("jobs")) as probe:
         live = [job for job in jobs if probe.is_held(job.id + 1)]
     return live, [job for job in jobs if job not in live]
-
-
-def choose_victims(rows: Iterable[BlobRow], short_bytes: int) -> Iterator[BlobRow]:
-    """Yield data blobs in the given order until they sum up to `short_bytes`. Pure."""
-    for row in rows:
-        if short_bytes <= 0:
-            return
-        if row.kept:  # manifests and sidecars are small, and every read needs them
-            continue
-        yield row
-        short_bytes -= row.disk_bytes

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache import FetchError, ObjectChangedError, PenstockError
+from penstock.cache import FetchError, ObjectChangedError, PenstockError, StalledError
 from penstock.cache.base import (
     Answer,
     BlobSource,
@@ -24,14 +24,7 @@ from penstock.cache.base import (
     TrafficMeter,
     blob_key,
 )
-from penstock.cache.blobs import (
-    BlobRequest,
-    FillFailures,
-    FillStoppedError,
-    PieceRequests,
-    Remote,
-    Upstream,
-)
+from penstock.cache.blobs import BlobRequest, FillFailures, PieceRequests, Remote, Upstream
 from penstock.cache.disk import PIECE_BYTES, BlobPieces, DiskCache, Fill
 from penstock.cache.fetch import Fetcher
 from tests.cache.blobs.remotes import SIZES, content, single
@@ -116,7 +109,7 @@ def test_a_stopped_fill_takes_nothing_more(tmp_path: Path) -> None:
     pieces = PieceRequests(range_bytes=RANGE_BYTES, meter=TrafficMeter())
     (request,) = pieces.of(blob, fill, (0, 1), stop=stop)
     stop.set()
-    with pytest.raises(FillStoppedError):
+    with pytest.raises(StalledError, match="stopped"):
         request.receive(answer_of(request))
     assert not fill.is_whole
     fill.close()

@@ -8,15 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.disk import (
-    ALL_KEYS,
-    BlobRow,
-    JobRow,
-    ReadSet,
-    choose_victims,
-    disk_bytes,
-    guess_threshold,
-)
+from penstock.cache.disk import ALL_KEYS, BlobRow, JobRow, ReadSet, disk_bytes, guess_threshold
 
 BLOB = BlobRow(
     key="0",
@@ -71,22 +63,3 @@ def test_a_threshold_is_guessed_from_the_share(share: int, below: str) -> None:
 @given(share=st.integers(0, 1000), below=st.sampled_from(["", "40000000", ALL_KEYS]))
 def test_a_guess_never_pins_more_than_before(share: int, below: str) -> None:
     assert guess_threshold(replace(JOB, below=below), share) <= below
-
-
-@given(
-    sizes=st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=9),
-    short=st.integers(-5, 60),
-)
-def test_enough_is_the_shortest_beginning_that_suffices(
-    sizes: list[tuple[int, bool]], short: int
-) -> None:
-    rows = [
-        replace(BLOB, key=f"{place:x}", disk_bytes=size, kept=kept)
-        for place, (size, kept) in enumerate(sizes)
-    ]
-    chosen = list(choose_victims(rows, short))
-    data = [row for row in rows if not row.kept]
-    assert chosen == data[: len(chosen)]
-    total = sum(row.disk_bytes for row in chosen)
-    assert total >= short or chosen == data
-    assert not chosen or total - chosen[-1].disk_bytes < short

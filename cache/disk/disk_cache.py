@@ -27,6 +27,7 @@ from penstock.cache.base import (
 )
 from penstock.cache.disk.cache_folder import CacheFolder, ReadableFolder
 from penstock.cache.errors import ConfigError, PenstockError, PenstockWarning, StalledError
+from penstock.cache.forks import check_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,7 +127,7 @@ class DiskCache:
         return self._try(act, self._opened(writes=False))
 
     def _opened(self, *, writes: bool) -> ReadableFolder | None:
-        self._check_process()
+        check_process(self._owner, f"The cache in {self.path}")
         with self._lock:
             is_open = self._folder is not None or (self._readable is not None and not writes)
             if not is_open and time.monotonic() >= self._no_writes_until_s:
@@ -144,14 +145,6 @@ class DiskCache:
         except DISK_ERRORS as error:
             self.give_up(error)
             return None
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._owner:
-            raise ConfigError(
-                f"DiskCache({self.path!r}) was created before this process was forked, and its "
-                'locks belong to the parent. Pass multiprocessing_context="forkserver" (or '
-                '"spawn"), or create the dataset in the worker.'
-            )
 
     def _open(self) -> None:
         try:

@@ -223,8 +223,6 @@ class Fetcher:
 
         It doesn't wait for a hanging request that can't be interrupted: its thread ends by itself.
         """
-        if os.getpid() != self._pid:
-            return
         self.end()
         self._workers.close(timeout_s=_CLOSE_S)
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache import ClosedError, ConfigError, PenstockWarning, StalledError
+from penstock.cache import ClosedError, ConfigError, ForkedError, PenstockWarning, StalledError
 from penstock.cache.base import BlobSpans, file_system
 from penstock.cache.blobs import CachedBlob, DatasetCache
 from penstock.cache.disk import SLACK_BYTES, CacheFolder, DiskCache, JobRow, admin, fair_shares
@@ -183,7 +183,7 @@ def test_a_forked_child_is_refused(
     cache_of(remote).open()
     with monkeypatch.context() as patched:
         patched.setattr(os, "getpid", lambda: pid + 1)  # as in a child
-        with pytest.raises(ConfigError, match="forkserver"):
+        with pytest.raises(ForkedError, match="forkserver"):
             remote.open(single(store, 0))
 
 

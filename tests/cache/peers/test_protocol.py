@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import string
 from dataclasses import replace
 
 import numpy as np
@@ -56,13 +55,6 @@ def test_a_key_is_what_its_path_asks_for(key: str) -> None:
 def test_any_other_path_asks_for_nothing(path: str) -> None:
     assert protocol.key_of(path) is None
     assert protocol.group_of(path) is None
-
-
-@given(st.text(string.printable, max_size=60))
-def test_an_invalid_key_has_no_path(key: str) -> None:
-    for path in (protocol.blob_path, protocol.held_path):
-        with pytest.raises(ValueError, match="is no"):
-            path(key)
 
 
 @given(SPANS)

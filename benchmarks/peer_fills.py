@@ -23,14 +23,7 @@ from penstock import DiskCache
 from penstock.cache.base import BlobSource, Segment, blob_key
 from penstock.cache.blobs import Remote
 from penstock.cache.fetch import Fetcher
-from penstock.cache.peers import (
-    Peer,
-    PeerClient,
-    PeerDirectory,
-    PeerLimits,
-    PeerSecret,
-    PeerUpstream,
-)
+from penstock.cache.peers import Peer, PeerClient, PeerLimits, PeerSecret, PeerUpstream
 from penstock.cache.stores import open_store
 
 if TYPE_CHECKING:
@@ -62,7 +55,7 @@ def remote_of(
     cache = DiskCache(folder, max_bytes="4GiB")
     upstream = None
     if address:
-        upstream = PeerUpstream(fetcher, PeerDirectory(group=GROUP))
+        upstream = PeerUpstream(fetcher)
         upstream.use_peers([Peer(1, address)], PeerClient(secret, limits=_PATIENT))
     remote = Remote(fetcher, cache, group=GROUP, label="fills", upstream=upstream)
     remote.join([one.key for one in blobs], [one.size_bytes for one in blobs])

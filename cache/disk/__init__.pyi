@@ -4,7 +4,7 @@ from .admin import Verification as Verification
 from .cache_folder import CacheFolder as CacheFolder, ReadableFolder as ReadableFolder
 from .catalogue import BlobRow as BlobRow, CRCS_QUERY as CRCS_QUERY, Catalogue as Catalogue
 from .catalogue import BLOCK_BYTES as BLOCK_BYTES, crcs_of as crcs_of, crcs_of_file as crcs_of_file
-from .catalogue import HELD_QUERY as HELD_QUERY, JobRow as JobRow, State as State
+from .catalogue import JobRow as JobRow, State as State
 from .catalogue import UncountedError as UncountedError, as_database_errors as as_database_errors
 from .catalogue import is_damage as is_damage, open_read_only as open_read_only
 from .catalogue import read_crcs as read_crcs

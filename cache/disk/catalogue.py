@@ -204,8 +204,7 @@ _COLUMNS = tuple(each.name for each in fields(BlobRow))[:-1]  # all but `pinned`
 _KEPT = _COLUMNS.index("kept")
 
 CRCS_QUERY = "SELECT * FROM blobs WHERE key = ? AND state = 'ready'"
-HELD_QUERY = "SELECT key FROM blobs WHERE grp = ? AND state = 'ready' ORDER BY key LIMIT ?"
-"""For read-only connections: the row of a whole blob; the sorted keys of a group's whole blobs."""
+"""For read-only connections: the row of a whole blob."""
 
 
 @as_database_errors()

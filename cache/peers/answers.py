@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import os
 import re
 import sqlite3
@@ -28,7 +27,7 @@ import threading
 import time
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
@@ -36,7 +35,6 @@ from penstock.cache.base import ReaderLocks
 from penstock.cache.disk import (
     BLOCK_BYTES,
     CRCS_QUERY,
-    HELD_QUERY,
     FolderLayout,
     as_database_errors,
     open_read_only,
@@ -47,7 +45,7 @@ from penstock.cache.peers.protocol import MOST_HEAD_BYTES
 from penstock.cache.peers.trust import Question, check_token, prove_server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from penstock.cache.peers.protocol import Span
     from penstock.cache.peers.trust import PeerSecret
@@ -160,36 +158,18 @@ class HeldFiles:
             return HeldFile(fd=fd, size_bytes=size_bytes, crcs=crcs, opened=opened.pop_all())
         return None
 
-    # -- the catalogue, which may be incomplete
-
     def _crcs(self, key: str, found: os.stat_result) -> bytes | None:
-        noted = self._notes.get((key, found.st_ino))
-        if noted is None:
-            with contextlib.suppress(sqlite3.DatabaseError):
-                noted = read_crcs(next(self._query(CRCS_QUERY, key), None), found.st_size)
-            if noted is not None:
-                with self._lock:
-                    self._notes[key, found.st_ino] = noted
-                    while len(self._notes) > _MOST_NOTES:
-                        del self._notes[next(iter(self._notes))]
-        return noted
+        """Return the checksums of a blob's blocks; None if the catalogue has none, can't be read or
+        is being rebuilt."""
+        at = key, found.st_ino
+        if at not in self._notes and (crcs := self._read_crcs(key, found.st_size)) is not None:
+            with self._lock:
+                self._notes[at] = crcs
+                while len(self._notes) > _MOST_NOTES:
+                    del self._notes[next(iter(self._notes))]
+        return self._notes.get(at)
 
-    def keys_of(self, group: str, *, most: int) -> Iterator[str]:
-        """Return the sorted keys of a group's whole blobs, as listed in the catalogue."""
-        return (row[0] for row in self._query(HELD_QUERY, group, most) if protocol.is_key(row[0]))
-
-    def any_key(self) -> str | None:
-        """Return the key of the largest among the first 64 whole blobs found; None if there is
-        none. Raises no errors."""
-        sizes: dict[str, int] = {}
-        with contextlib.suppress(OSError), os.scandir(self._layout.blobs.fd) as entries:
-            for entry in itertools.islice(entries, _MOST_LISTED):
-                if protocol.is_key(entry.name):
-                    sizes[entry.name] = entry.stat(follow_symlinks=False).st_size
-        return max(sizes, key=lambda key: (sizes[key], key), default=None)
-
-    def _query(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
-        """Query the catalogue; yield nothing if it can't be read or is being rebuilt."""
+    def _read_crcs(self, key: str, size_bytes: int) -> bytes | None:
         with self._lock:
             with contextlib.suppress(sqlite3.Error, OSError), as_database_errors():
                 inode = self._layout.top.stat("catalogue.db").st_ino
@@ -197,9 +177,24 @@ class HeldFiles:
                     self._close_catalogue()
                     self._catalogue = open_read_only(self._layout.top, "mode=ro")
                     self._catalogue_inode = inode
-                yield from self._catalogue.execute(query, values)
-                return
+                row = self._catalogue.execute(CRCS_QUERY, (key,)).fetchone()
+                return read_crcs(row, size_bytes)
             self._close_catalogue()
+        return None
+
+    def keys(self) -> list[str]:
+        """Return the sorted keys of all whole blobs, at most MOST_HELD_KEYS. Raises OSError."""
+        return sorted(filter(protocol.is_key, self._layout.blobs.names()))[
+            : protocol.MOST_HELD_KEYS
+        ]
+
+    def any_key(self) -> str | None:
+        """Return the key of the largest among some whole blobs; None if there is none."""
+        blobs = self._layout.blobs
+        with contextlib.suppress(OSError):  # one was just evicted
+            some = self.keys()[:_MOST_LISTED]
+            return max(some, key=lambda key: blobs.stat(key).st_size, default=None)
+        return None
 
     def _close_catalogue(self) -> None:
         catalogue, self._catalogue = self._catalogue, None
@@ -365,10 +360,9 @@ class Responder:
                 reply.status = 400
             else:
                 self._find(reply, key, request.spans)
-        elif (group := protocol.group_of(question.path)) is not None:
+        elif question.path == protocol.HELD:
             reply.status = 200
-            keys = self._held.keys_of(group, most=protocol.MOST_HELD_KEYS)
-            reply.body = protocol.held_keys(keys)
+            reply.body = protocol.held_keys(self._held.keys())
             headers.append((protocol.CRC_HEADER, protocol.crcs_text([crc32c(reply.body)])))
         return reply
 

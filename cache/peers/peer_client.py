@@ -144,11 +144,11 @@ class PeerClient:
                 raise WrongAnswerError("its answer has no checksums")
             return _read_spans(reply, spans, keeps or [None] * len(spans), iter(crcs))
 
-    def held(self, peer: Peer, group: str) -> NDArray[np.uint64]:
-        """Fetch the list of a peer's blobs of a dataset; see `protocol.held_prefixes`. Raises
+    def held(self, peer: Peer) -> NDArray[np.uint64]:
+        """Fetch the list of a peer's blobs; see `protocol.held_prefixes`. Raises
         RequestError, WrongAnswerError."""
         most = protocol.HELD_KEY_BYTES * protocol.MOST_HELD_KEYS
-        question = Question("GET", protocol.held_path(group))
+        question = Question("GET", protocol.HELD)
         with contextlib.closing(self._request(peer, question, most)) as reply:
             if reply.status != 200 or reply.length is None:
                 raise WrongAnswerError(f"it answered with status {reply.status}")
@@ -314,7 +314,7 @@ class PeerStore:
         """Fetch the list of a peer's blobs, and store it in the directory."""
         began_s = time.monotonic()
         try:
-            marks = self._client.held(peer, self._directory.group)
+            marks = self._client.held(peer)
         except RequestError as error:
             self._failed(peer, error)
             if not self._is_closed:

@@ -114,9 +114,7 @@ class PeerDirectory:
     Safe for several threads. Times are seconds of one monotonic clock, passed by the caller.
     """
 
-    def __init__(self, *, group: str) -> None:
-        """group: identifies the dataset in caches."""
-        self.group = group
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._peers: dict[int, Peer] = {}
         self._records: dict[Peer, PeerRecord] = {}

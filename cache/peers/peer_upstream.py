@@ -20,6 +20,7 @@ from penstock.cache.blobs import Upstream
 from penstock.cache.errors import ClosedError, FetchError, PenstockWarning
 from penstock.cache.fetch import Fetcher
 from penstock.cache.peers.peer_client import PeerStore, peer_ranges
+from penstock.cache.peers.peer_directory import PeerDirectory
 from penstock.cache.threads import Workers, ordered
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.cache.base import Answer, Store
     from penstock.cache.blobs import BlobRange
     from penstock.cache.peers.peer_client import PeerClient
-    from penstock.cache.peers.peer_directory import Peer, PeerDirectory, PlannedReaders
+    from penstock.cache.peers.peer_directory import Peer, PlannedReaders
     from penstock.cache.threads import Outcome
 
 
@@ -150,10 +151,10 @@ class PeerUpstream(Upstream):
     `use_peers`. It owns its threads (penstock-fetch, penstock-peers), which start when needed.
     """
 
-    def __init__(self, fetcher: Fetcher, directory: PeerDirectory) -> None:
+    def __init__(self, fetcher: Fetcher) -> None:
         super().__init__(fetcher)
         self.timeout_s += _POLICY.retry_timeout_s
-        self.directory = directory
+        self.directory = PeerDirectory()
         self._peers: Fetcher | None = None
         self._pool = Workers(1, name="peers")
         self._lists: PeerLists | None = None

@@ -4,7 +4,7 @@
                                                       the CRC-32C of each stretch; Content-Range
                                                       names them
                                                  404  the node doesn't have all of the blob
-    GET /v4/held/<group>                         200  keys of a dataset's whole blobs, 8 bytes each
+    GET /v4/held                                 200  keys of all whole blobs, 8 bytes each
     GET /v4/alive                                200  empty
     GET /v4/any                                  206  the beginning of any whole blob
 
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 ALIVE = "/v4/alive"
 ANY = "/v4/any"
 """The first bytes of any whole blob, to measure the connection."""
-_BLOBS, _HELD = "/v4/blobs/", "/v4/held/"
+HELD = "/v4/held"
+_BLOBS = "/v4/blobs/"
 
 CRC_HEADER = "Penstock-CRC32C"
 """CRC-32C of each stretch of the body, eight hex digits each, with commas between them."""
@@ -51,9 +52,7 @@ MOST_HEAD_BYTES = 4096
 HELD_KEY_BYTES = 8
 
 _KEY = re.compile(r"[0-9a-f]{40}")
-_GROUP = re.compile(r"[0-9a-f]{32}")
 _BLOB_PATH = re.compile(rf"{_BLOBS}({_KEY.pattern})")
-_HELD_PATH = re.compile(rf"{_HELD}({_GROUP.pattern})")
 _ONE_RANGE = r"[0-9]{1,18}-[0-9]{1,18}"
 _RANGES = re.compile(rf"bytes=({_ONE_RANGE}(?:,{_ONE_RANGE}){{0,{MOST_RANGES - 1}}})")
 _CRCS = re.compile(r"[0-9a-f]{8}(?:,[0-9a-f]{8})*")
@@ -72,20 +71,9 @@ def blob_path(key: str) -> str:
     return _BLOBS + key
 
 
-def held_path(group: str) -> str:
-    """Return the path of a dataset's list of blobs."""
-    return _HELD + group
-
-
 def key_of(path: str) -> str | None:
     """Return the key in a request's path; None for any other path."""
     found = _BLOB_PATH.fullmatch(path)
-    return None if found is None else found[1]
-
-
-def group_of(path: str) -> str | None:
-    """Return the group in a request's path; None for any other path."""
-    found = _HELD_PATH.fullmatch(path)
     return None if found is None else found[1]
 
 

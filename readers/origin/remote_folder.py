@@ -88,9 +88,9 @@ class RemoteFolder(Origin):
             group, label = of.group, of.label
         cache, upstream = access.scratch.disk_cache(), None
         if cache.peers is not None:
-            from penstock.cache.peers import PeerDirectory, PeerUpstream
+            from penstock.cache.peers import PeerUpstream
 
-            upstream = PeerUpstream(fetcher, PeerDirectory(group=group))
+            upstream = PeerUpstream(fetcher)
         self.remote = Remote(fetcher, cache, group=group, label=label, upstream=upstream)
 
     def index_place(self, url: str | None) -> RemoteFolder | None:

@@ -50,7 +50,7 @@ class FakePeer:
             if state == "expired":
                 more[protocol.PROOF_HEADER] = prove_server(SECRET, token, more["Date"])
             self._refuse(talk, more)
-        elif protocol.group_of(asked.target) is not None:
+        elif asked.target == protocol.HELD:
             keys = list(self.blobs) if self.said is None else self.said
             talk.answer(200, protocol.held_keys(sorted(keys)))
         else:

@@ -19,14 +19,7 @@ from penstock.cache.base import Answer, BlobSpans, ObjectRange, RequestError
 from penstock.cache.blobs import CachedBlob, Remote
 from penstock.cache.disk import BLOCK_BYTES, DiskCache, crcs_of
 from penstock.cache.fetch import Fetcher
-from penstock.cache.peers import (
-    Peer,
-    PeerClient,
-    PeerDirectory,
-    PeerUpstream,
-    peer_ranges,
-    protocol,
-)
+from penstock.cache.peers import Peer, PeerClient, PeerUpstream, peer_ranges, protocol
 from penstock.cache.stores import Connection, Timeouts, request_origin
 from tests.cache.blobs.remotes import single
 from tests.cache.blobs.upstream_contract import range_of
@@ -54,7 +47,7 @@ DATA = np.random.default_rng(3).bytes(SIZE)
 def remote_of(store: MemoryStore, folder: Path, peer: Peer) -> Iterator[Remote]:
     """Return a node with an empty cache and one peer."""
     fetcher, cache = Fetcher(store), DiskCache(folder, max_bytes="1GiB")
-    upstream = PeerUpstream(fetcher, PeerDirectory(group=GROUP))
+    upstream = PeerUpstream(fetcher)
     upstream.use_peers([peer], PeerClient(SECRET))
     remote = Remote(fetcher, cache, group=GROUP, label="x", upstream=upstream)
     yield remote

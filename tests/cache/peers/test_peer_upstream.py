@@ -14,7 +14,6 @@ from penstock.cache.fetch import Fetcher
 from penstock.cache.peers import (
     Peer,
     PeerClient,
-    PeerDirectory,
     PeerLimits,
     PeerSecret,
     PeerUpstream,
@@ -24,7 +23,7 @@ from penstock.cache.peers import (
 )
 from tests.cache.blobs.remotes import SIZES, content, joined, single
 from tests.cache.blobs.upstream_contract import UpstreamTests, range_of
-from tests.cache.peers.fake_peer import GROUP, SECRET, FakePeer, fake_peer, head_of
+from tests.cache.peers.fake_peer import SECRET, FakePeer, fake_peer, head_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -58,8 +57,8 @@ class Asking:
         self.store, self.secret = store, secret
         self.fetcher = Fetcher(store)
         self.meter = self.fetcher.meter
-        self.directory = PeerDirectory(group=GROUP)
-        self.upstream = PeerUpstream(self.fetcher, self.directory)
+        self.upstream = PeerUpstream(self.fetcher)
+        self.directory = self.upstream.directory
 
     def use_peers(self, peers: Sequence[Peer], planned: Planned | None = None) -> None:
         self.upstream.use_peers(peers, PeerClient(self.secret, limits=LIMITS), planned=planned)
@@ -135,7 +134,7 @@ def test_what_peers_hold_comes_from_them_alone(
     assert traffic.bytes_peers == SIZES[0] + SIZES[4]
     # The 16 small ranges of a blob are one request.
     assert traffic.peer_requests == peers[0].asked_for() + peers[1].asked_for() == 2
-    assert peers[0].asked_for("/v4/held/") == peers[1].asked_for("/v4/held/") == 1
+    assert peers[0].asked_for(protocol.HELD) == peers[1].asked_for(protocol.HELD) == 1
 
 
 def test_a_peer_that_lacks_what_its_list_has_is_left_alone_for_a_moment(
@@ -379,7 +378,7 @@ def test_lists_that_are_none_are_no_lists(
     hold(peers[0], store, 0)
 
     def act(talk: Talk, asked: Asked) -> bool:
-        if protocol.group_of(asked.target) is None:
+        if asked.target != protocol.HELD:
             return False
         talk.answer(200, b"12345")
         return True

@@ -27,7 +27,7 @@ from penstock.cache.peers import (
     prove_server,
 )
 from penstock.cache.peers import peer_diagnosis as probe_module
-from tests.cache.peers.serving import GROUP, Served, put, serving
+from tests.cache.peers.serving import Served, put, serving
 from tests.servers.scripted import scripted
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def test_the_asking_side_learns_at_once_what_is_wrong(
         credentials = credentials_of(Peers("127.0.0.1:0", tls=ours), secret)
         tls = None if credentials is None else credentials.client_context
         client, peer = PeerClient(secret, tls=tls), Peer(0, served.server.address)
-        directory = PeerDirectory(group=GROUP)
+        directory = PeerDirectory()
         directory.set_peers([peer])
         store = PeerStore(directory, client, meter=TrafficMeter())
         store.fetch_list(peer)
@@ -226,7 +226,7 @@ def test_the_asking_side_learns_at_once_what_is_wrong(
 def test_another_programs_web_server_is_no_node(status: str) -> None:
     with saying(f"HTTP/1.1 {status}\r\nContent-Length: 2\r\n\r\nhi".encode()) as address:
         client, peer = PeerClient(OTHER), Peer(0, address)
-        directory = PeerDirectory(group=GROUP)
+        directory = PeerDirectory()
         directory.set_peers([peer])
         store = PeerStore(directory, client, meter=TrafficMeter())
         store.fetch_list(peer)

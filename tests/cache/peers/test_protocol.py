@@ -25,8 +25,6 @@ A_KEY = "0123456789abcdef0123456789abcdef01234567"
 @given(KEYS)
 def test_a_key_is_what_its_path_asks_for(key: str) -> None:
     assert protocol.key_of(protocol.blob_path(key)) == key
-    assert protocol.group_of(protocol.blob_path(key)) is None
-    assert protocol.group_of(protocol.held_path(key[:32])) == key[:32]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +52,6 @@ def test_a_key_is_what_its_path_asks_for(key: str) -> None:
 )
 def test_any_other_path_asks_for_nothing(path: str) -> None:
     assert protocol.key_of(path) is None
-    assert protocol.group_of(path) is None
 
 
 @given(SPANS)

@@ -356,7 +356,7 @@ class PeerStore:
                     with delivering():
                         wanted.deliver(number, _answer_of(one, data))
                 break
-            self._directory.lacks(peer, blob.key, time.monotonic())
+            self._directory.lacks(peer, blob.key)
         return Answer(data=b"", version="", object_bytes=0, passed_bytes=passed_bytes)
 
     def _explain(self, peer: Peer, error: RequestError, *, waited_s: float) -> None:

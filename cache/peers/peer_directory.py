@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     Marks = NDArray[np.uint64]
 
-K = TypeVar("K")
 V = TypeVar("V")
 
 _FIRST_REST_S, _LONGEST_REST_S = 1.0, 120.0
@@ -80,8 +79,6 @@ class PeerRecord:
 _log = logging.getLogger("penstock")
 
 _MOST_CANDIDATES = 3
-_LACK_S = 2.0
-"""Seconds for which a peer that lacks bytes of a blob isn't asked for others of it."""
 _MOST_REMEMBERED = 262_144
 
 
@@ -121,7 +118,6 @@ class PeerDirectory:
         self._planned = PlannedReaders()
         # Memories of blobs by their keys, which `_remember` bounds.
         self._holders: dict[str, tuple[Peer, ...]] = {}  # see `_holders_of`
-        self._lacks: dict[tuple[Peer, str], float] = {}  # when the peer may be asked again
         self._last: dict[str, Peer] = {}  # the peer that last delivered bytes
         self._wrong: dict[str, bool] = {}  # blobs whose bytes were wrong
 
@@ -142,7 +138,6 @@ class PeerDirectory:
             self._records = {peer: self.record(peer) for peer in peers}
             if planned is not None:
                 self._planned = planned
-            self._lacks.clear()
             self._holders.clear()
 
     def candidates(self, key: str, now_s: float) -> list[Peer]:
@@ -150,11 +145,7 @@ class PeerDirectory:
         its bytes were wrong."""
         if key in self._wrong:
             return []
-        found = [
-            peer
-            for peer in self._holders_of(key)
-            if not self.record(peer).rests(now_s) and self._lacks.get((peer, key), 0.0) <= now_s
-        ]
+        found = [peer for peer in self._holders_of(key) if not self.record(peer).rests(now_s)]
         return found[:_MOST_CANDIDATES]
 
     def has_other_owner(self, key: str, now_s: float) -> bool:
@@ -213,10 +204,11 @@ class PeerDirectory:
             if key is not None:
                 _remember(self._last, key, peer)
 
-    def lacks(self, peer: Peer, key: str, now_s: float) -> None:
-        """Record that a peer lacks bytes of a blob."""
+    def lacks(self, peer: Peer, key: str) -> None:
+        """Record that a peer doesn't have a blob any more, until it sends another list."""
+        holders = tuple(one for one in self._holders_of(key) if one != peer)
         with self._lock:
-            _remember(self._lacks, (peer, key), now_s + _LACK_S)
+            _remember(self._holders, key, holders)
 
     def failed(self, peer: Peer, now_s: float, *, reason: str, is_wrong: bool = False) -> None:
         """Record that a peer sent no answer or a wrong one: it isn't asked for a while."""
@@ -238,7 +230,7 @@ class PeerDirectory:
             self.failed(peer, now_s, reason="its bytes had wrong checksums", is_wrong=True)
 
 
-def _remember(memory: dict[K, V], key: K, value: V) -> None:
+def _remember(memory: dict[str, V], key: str, value: V) -> None:
     """Store a value in a memory that is emptied when it is full."""
     if len(memory) >= _MOST_REMEMBERED:
         memory.clear()

@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.record import RESULTS, write_result
-from penstock.pipeline.plan import Pace, Plan, default_lanes, default_window
+from penstock.pipeline.plan import Pace, Plan, World, default_lanes, default_window, rank_slots
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -104,7 +104,14 @@ def measured(job: JobSize, window: int) -> dict[str, float]:
 
 def _batches(plan: Plan, job: JobSize, *, epoch: int, rank: int) -> list[Ints]:
     places = range(0, plan.samples // job.batch * job.batch, job.batch)
-    return [plan.batch(epoch, p, job.batch, rank=rank, world=job.ranks) for p in places]
+    world = World(rank, job.ranks)
+    return [_batch(plan, epoch, p, job.batch, world) for p in places]
+
+
+def _batch(plan: Plan, epoch: int, position: int, size: int, world: World) -> Ints:
+    """Return (shard, row) of a rank's samples of a global batch."""
+    low, high = rank_slots(world, size)
+    return plan.places(epoch, position, size, low=low, high=high).rows
 
 
 def _ids(plan: Plan, batches: list[Ints]) -> list[Ints]:
@@ -140,7 +147,7 @@ def _cold_epoch(job: JobSize, window: int, *, node: int) -> dict[str, float]:
     queue: deque[int] = deque()
     walked = samples = 0
     for step, position in enumerate(places):
-        shard = plan.batch(0, position, job.batch, rank=node, world=job.nodes)[:, 0]
+        shard = _batch(plan, 0, position, job.batch, World(node, job.nodes))[:, 0]
         begun[shard] = np.where(begun[shard] < 0, step, begun[shard])
         ended[shard] = step
         single = shard[~is_whole[shard]]
@@ -149,7 +156,7 @@ def _cold_epoch(job: JobSize, window: int, *, node: int) -> dict[str, float]:
         pace.count_batch(len(shard))
         pace.spend_for_batches(len(single))
         while walked < min(len(places), (step + 1) * STEPS_AHEAD) and len(queue) < 4096:
-            rows = ahead.batch(0, places[walked], job.batch, rank=node, world=job.nodes)
+            rows = _batch(ahead, 0, places[walked], job.batch, World(node, job.nodes))
             new = np.unique(rows[~is_known[rows[:, 0]], 0])
             is_known[new] = True
             queue.extend(new.tolist())

@@ -121,7 +121,8 @@ def _checksum_us(prepared: Prepared, *, samples: int = 256) -> float:
     from penstock.pipeline.plan import Plan
 
     dataset = Dataset(str(prepared.pack))
-    rows = Plan(dataset.index.sizes, seed=7, lanes=1, window=1).batch(0, 0, samples)
+    plan = Plan(dataset.index.sizes, seed=7, lanes=1, window=1)
+    rows = plan.places(0, 0, samples, low=0, high=min(samples, plan.samples)).rows
     encoded = dataset.read(rows).encoded("image").encoded
     began = time.thread_time()
     for view in encoded:

@@ -58,7 +58,8 @@ with Dataset(sys.argv[1], **settings) as dataset:
     dataset.open()
     opened = time.perf_counter()
     plan_settings = first_settings(dataset.contents, seed=7, global_batch=int(sys.argv[2]))
-    make_plan(dataset.contents, plan_settings).batch(0, 0, int(sys.argv[2]))
+    batch = int(sys.argv[2])
+    make_plan(dataset.contents, plan_settings).places(0, 0, batch, low=0, high=batch)
     planned = time.perf_counter()
     samples = len(dataset)
 print(json.dumps({"open_s": opened - began, "plan_s": planned - opened, "sequences": samples,

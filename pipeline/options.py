@@ -10,7 +10,6 @@ before any work starts.
 from __future__ import annotations
 
 import inspect
-import itertools
 import logging
 import warnings
 from collections.abc import Callable, Mapping
@@ -20,13 +19,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from penstock.cache import ConfigError, PenstockWarning, PlanError
 from penstock.cache.base import READ_MODE, ReadMode
-from penstock.pipeline.plan import MOST_ENTRIES, BatchSchedule, World, local_rank
+from penstock.pipeline.plan import MOST_ENTRIES, BatchSchedule, World, first_settings, local_rank
 
 if TYPE_CHECKING:
     import torch
 
     from penstock.augment import Recipes
-    from penstock.pipeline.plan import LoaderState
+    from penstock.pipeline.plan import LoaderState, PlanSettings
+    from penstock.readers import Contents
 
 MOST_COUNT = 2**53 - 1
 """The largest integer that JSON, and so a state, holds exactly."""
@@ -183,26 +183,20 @@ def batch_schedule(global_batch_size: GlobalBatch) -> BatchSchedule:
     """
     if not isinstance(global_batch_size, Mapping):
         return BatchSchedule.constant(check_count("global_batch_size", global_batch_size, least=1))
-    given = dict(global_batch_size)
-    wanted = "global_batch_size: wanted sizes by the sample from which they hold, {0: 8192, ...}"
-    if not 0 < len(given) <= MOST_ENTRIES:
-        raise ConfigError(f"{wanted}, 1 to {MOST_ENTRIES} of them; got {len(given)}.")
     key = "global_batch_size: the sample from which a size holds"
     sizes = {
         check_count(key, first, least=0): check_count(
             f"global_batch_size[{first!r}]", size, least=1
         )
-        for first, size in given.items()
+        for first, size in global_batch_size.items()
     }
     firsts = list(sizes)
-    if firsts[0] != 0:
-        raise ConfigError(f"{wanted}: the first one holds from sample 0, got {firsts[0]:,}.")
-    for before, after in itertools.pairwise(firsts):
-        if after <= before:
-            raise ConfigError(
-                f"{wanted}, in ascending order: got {after:,} after {before:,}. Samples are "
-                "counted from the job's start, over all epochs."
-            )
+    if not 0 < len(sizes) <= MOST_ENTRIES or firsts[0] != 0 or sorted(firsts) != firsts:
+        raise ConfigError(
+            f"global_batch_size: got {len(sizes)} sizes from the samples {firsts[:8]} on, wanted 1 "
+            f"to {MOST_ENTRIES} by the sample from which they hold, from 0 on and in ascending "
+            "order: {0: 8192, ...}. Samples are counted from the job's start, over all epochs."
+        )
     return BatchSchedule.of(sizes)
 
 
@@ -664,6 +658,22 @@ class LoaderOptions(TorchArguments):
         if self.batch_sampler is not None or self.batch_size is None:
             return None
         return self.per_rank if self.is_planned else self.batch_size
+
+    def first_settings(self, contents: Contents, *, global_batch: int) -> PlanSettings:
+        """Return the settings of a new job's plan: the user's, else those that follow from the
+        dataset and the batch. Raises ConfigError and PlanError."""
+        given, shuffle = self.order, bool(self.shuffle)
+        check_shuffles(given, shuffle=shuffle)
+        return first_settings(
+            contents,
+            shuffle=shuffle,
+            seed=self.plan_seed,
+            global_batch=global_batch,
+            lanes=given.lanes,
+            window=given.window,
+            reshuffle=float(given.reshuffle),
+            drop_last=bool(self.drop_last),
+        )
 
     # -- states of a native dataset
 

@@ -18,8 +18,9 @@ from .measured_run import Figure as Figure, MeasuredRun as MeasuredRun, RunFigur
 from .measured_run import SETTLE_BATCHES as SETTLE_BATCHES, floor_au as floor_au, play as play
 from .measured_run import Clock as Clock, StepTimes as StepTimes, endless as endless
 from .measured_run import samples_of as samples_of, tree_cpu_s as tree_cpu_s
-from .bench_plot import bars_of as bars_of, check_plot as check_plot, figure_type as figure_type
-from .bench_plot import plot as plot, style_axes as style_axes
+from .bench_report import bars_of as bars_of, check_plot as check_plot, figure_type as figure_type
+from .bench_report import plot as plot, style_axes as style_axes
+from .workload import LoaderSettings as LoaderSettings
 from .workload import AUTO as AUTO, NamedRecipe as NamedRecipe, recipe_named as recipe_named
 from .rounds import ACCELERATOR_SHARE as ACCELERATOR_SHARE, Comparison as Comparison
 from .rounds import NotTheSameWorkError as NotTheSameWorkError, Player as Player, Round as Round
@@ -27,12 +28,8 @@ from .rounds import RoundSize as RoundSize, TensorFacts as TensorFacts
 from .rounds import check_same_work as check_same_work, compare as compare
 from .rounds import differences as differences
 from .rounds import fitted_size as fitted_size, look as look, summarise as summarise
-from .sizing_probe import disk_rate as disk_rate, probe as probe
-from .settings_search import (
-    Axis as Axis,
-    LoaderSettings as LoaderSettings,
-    MOST_NOISE as MOST_NOISE,
-)
-from .settings_search import SearchResult as SearchResult, axes_for as axes_for
-from .settings_search import tune as tune
+from .measurement import disk_rate as disk_rate, probe as probe
+from .measurement import Axis as Axis, MOST_NOISE as MOST_NOISE
+from .measurement import SearchResult as SearchResult, axes_for as axes_for
+from .measurement import tune as tune
 from .workload import Workload as Workload, step_of as step_of

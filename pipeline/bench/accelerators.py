@@ -35,11 +35,6 @@ class Accelerator:
 
     def step_for(self, batch_size: int) -> float:
         """Return the seconds of a step for a batch size; they are proportional to it."""
-        if batch_size < 1:
-            raise ConfigError(
-                f"batch_size: got {batch_size}, wanted 1 or more. {self.name} was published with "
-                f"{self.batch_size}."
-            )
         return self.step_s * (batch_size / self.batch_size)
 
     @property

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ from penstock.augment import (
     check_recipe,
     draw,
 )
-from penstock.cache import ConfigError, MissingDependencyError, ordered
+from penstock.cache import MissingDependencyError, ordered
 from penstock.cache.base import ObjectRange, usable_cores
 from penstock.pipeline.feed import MAPPED_READ_THREADS, READ_THREADS
 from penstock.pipeline.options import parse_device
@@ -71,11 +71,6 @@ def measure_ceilings(
     usable cores. The dataset stays open. Nothing else of this process may run at the same time.
     Raises ConfigError for numbers out of range, and what reading and decoding raise.
     """
-    if batch_size < 1 or threads < 0 or seconds <= 0:
-        raise ConfigError(
-            f"measure_ceilings: got batch_size={batch_size}, threads={threads}, seconds={seconds}; "
-            "wanted a batch of 1 or more, threads of 0 or more and seconds above 0."
-        )
     remote = _raw_remote(dataset, seconds=seconds)
     near = _cached_shards(dataset)
     rows = _rows(dataset, batch_size, near)
@@ -88,15 +83,15 @@ def measure_ceilings(
     some = next(rows) if read is not None else next(rows)[: _FEW * threads]
     stages = ImageStages(device=device, threads=threads, seconds=seconds / len(images))
     fields = []
-    for field, recipe in images.items():
-        columns = dataset.values(field, some)
-        there = [row for row, image in enumerate(columns.encoded(field).encoded) if len(image)]
+    for name, recipe in images.items():
+        columns = dataset.values(name, some)
+        there = [row for row, image in enumerate(columns.encoded(name).encoded) if len(image)]
         if there:
             bare = check_recipe(
                 without_augmenting(recipe.ops, has_one_size=recipe.sizes.fixed is not None),
-                images=dataset.contents.images[field],
+                images=dataset.contents.images[name],
             )
-            batch, share = columns.take(there).encoded(field), len(there) / len(some)
+            batch, share = columns.take(there).encoded(name), len(there) / len(some)
             fields.append(stages.measure(batch, recipe, bare, share=share))
     if not fields:
         return found
@@ -341,6 +336,7 @@ class ImageStages:
         )
 
 
+@dataclass(eq=False)
 class _RecipeTimer:
     """Times a recipe on a batch in memory, with two runs in flight, as in the loader.
 
@@ -350,40 +346,34 @@ class _RecipeTimer:
     first run.
     """
 
-    def __init__(
-        self,
-        recipe: CheckedRecipe,
-        batch: EncodedBatch,
-        stages: ImageStages,
-        *,
-        constant: bool = False,
-        whole: bool = False,
-    ) -> None:
-        self._recipe, self._batch, self._stages = recipe, batch, stages
-        self._constant, self._whole = constant, whole
-        self._epochs = itertools.count()
-        self.spent = np.zeros(4)
+    recipe: CheckedRecipe
+    batch: EncodedBatch
+    stages: ImageStages
+    constant: bool = False
+    whole: bool = False
+    spent: NDArray[np.float64] = field(default_factory=lambda: np.zeros(4))
+    epochs: Iterator[int] = field(default_factory=itertools.count)
 
     def __enter__(self) -> None:
         """Build the graph, run it until its memory is allocated, and choose the number of samples
         of a run."""
-        threads = self._stages.threads
+        threads = self.stages.threads
         plan = GraphPlan(
-            self._recipe,
-            batch_size=len(self._batch.encoded),
+            self.recipe,
+            batch_size=len(self.batch.encoded),
             threads=threads,
-            device_id=parse_device(self._stages.device).index,
-            constant=self._constant,
+            device_id=parse_device(self.stages.device).index,
+            constant=self.constant,
         )
         self._graph = Graph(plan)
         for size in (threads, 2 * threads):
-            self._few = _some_of(self._batch, slice(size))
+            self._few = _some_of(self.batch, slice(size))
             began = time.perf_counter()
             self._feed()
             self._collect()
             sample_s = (time.perf_counter() - began) / len(self._few.encoded)
-        fitting = max(threads, int(self._stages.seconds / _LEAST_RUNS / sample_s))
-        self._few = self._batch if self._whole else _some_of(self._batch, slice(fitting))
+        fitting = max(threads, int(self.stages.seconds / _LEAST_RUNS / sample_s))
+        self._few = self.batch if self.whole else _some_of(self.batch, slice(fitting))
         for _ in range(_WARM_RUNS):
             self._run()
         self._graph.drain()
@@ -405,13 +395,13 @@ class _RecipeTimer:
 
     def _feed(self) -> None:
         draws = draw(
-            self._recipe, ids=self._few.ids, dims=self._few.dims, seed=0, epoch=next(self._epochs)
+            self.recipe, ids=self._few.ids, dims=self._few.dims, seed=0, epoch=next(self.epochs)
         )
         self._graph.feed(self._few, draws)
 
     def _collect(self) -> None:
         self._graph.outputs()
-        self._stages.wait()
+        self.stages.wait()
 
 
 def _some_of(batch: EncodedBatch, rows: slice | Sequence[int]) -> EncodedBatch:

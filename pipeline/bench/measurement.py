@@ -1,15 +1,28 @@
-"""Measure all figures of `penstock bench`, one part after the other, so that none slows another."""
+"""Measure all figures of `penstock bench`, one part after the other, so that none slows another.
+
+`tune` searches for the fastest settings by runs of some seconds. It varies one setting after the
+other, beginning with the defaults, and accepts a value if two runs are faster by more than two runs
+with the same settings differ. This finds the large gains (another thread, more prefetch, another
+way to read); a full grid would take an hour to find a gain of a per cent that the next day's noise
+hides. `probe` measures this machine and the URL's store for `penstock plan --measure`.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import mmap
+import os
+import statistics
+import tempfile
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.cache import PenstockError
+from penstock.cache import PenstockError, ordered
 from penstock.cache.base import usable_cores
-from penstock.pipeline.bench.ceilings import measure_ceilings
+from penstock.pipeline.bench.ceilings import measure_ceilings, remote_ranges
 from penstock.pipeline.bench.loader_comparison import (
     ROUND,
     ROUNDS,
@@ -17,19 +30,21 @@ from penstock.pipeline.bench.loader_comparison import (
     compare_loaders,
 )
 from penstock.pipeline.bench.measured_run import MeasuredRun, floor_au, import_all, play
-from penstock.pipeline.bench.settings_search import LoaderSettings, SearchResult, axes_for, tune
+from penstock.pipeline.bench.workload import LoaderSettings
 from penstock.pipeline.feed import mapped_fields
 from penstock.pipeline.report import Diagnosis, diagnose
 from penstock.readers.fieldtypes import image_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from penstock.augment import CheckedRecipe
     from penstock.pipeline.bench.loader_comparison import LoaderComparison
-    from penstock.pipeline.bench.workload import Workload
+    from penstock.pipeline.bench.workload import LoaderSettings, Workload
     from penstock.pipeline.report import Ceilings
     from penstock.readers import Source
+
 
 # Each run of a search takes this share of a measured run, but long enough for some batches.
 _SEARCH_RUN_SHARE = 0.2
@@ -238,3 +253,184 @@ def _play_loaders(
             size=replace(ROUND, timed=timed),
             progress=lambda share: progress("other loaders", share),
         )
+
+
+# Smaller differences are noise, even if two runs happened to agree.
+LEAST_NOISE = 0.02
+# With more noise than this the machine is busy with other work, and a search finds little.
+BUSY_NOISE = 0.1
+_BATCH_SIZES = (64, 128, 256, 512)
+# The largest gain that the search demands, however noisy the machine is.
+MOST_NOISE = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One setting and the values to try, in an order in which speed is expected to have one peak.
+
+    tie: True if the first of values with equal speeds (within 2 %) is better, as fewer threads are;
+    False keeps the current value.
+    """
+
+    name: str
+    values: tuple[Any, ...]
+    tie: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """The result of a search. runs: the samples/s of each run, by the settings that were tried, in
+    the order of their first run; noise: as a share."""
+
+    best: LoaderSettings
+    runs: Mapping[LoaderSettings, Sequence[float]]
+    noise: float
+
+
+def axes_for(
+    start: LoaderSettings, *, cores: int, samples: int, given: Collection[str] = ()
+) -> tuple[Axis, ...]:
+    """Return the settings to try on a number of cores. samples: of the dataset, the upper bound of
+    a batch. given: names of settings that stay as they are."""
+    threads = {1, max(1, cores // 2), cores, cores + max(1, cores // 2), start.num_workers}
+    sizes = {size for size in _BATCH_SIZES if size <= samples} | {start.batch_size}
+    axes = (
+        Axis(name="num_workers", values=tuple(sorted(threads)), tie=True),
+        Axis(name="prefetch_factor", values=tuple(sorted({1, 2, 4, start.prefetch_factor}))),
+        Axis(name="batch_size", values=tuple(sorted(sizes))),
+        Axis(name="read", values=("copy", "pread")),
+    )
+    return tuple(axis for axis in axes if axis.name not in given)
+
+
+def tune(
+    start: LoaderSettings, axes: Sequence[Axis], measure: Callable[[LoaderSettings], float]
+) -> SearchResult:
+    """Search along one axis after the other, beginning at start, and return the fastest setup.
+
+    axes: each contains start's own value. measure: returns the samples/s of a short run. Raises
+    what measure raises.
+    """
+    search = _SettingsSearch(measure)
+    low, high = sorted((search.run(start), search.run(start)))
+    noise = min(MOST_NOISE, max(LEAST_NOISE, (high - low) / high))
+    best = start
+    for axis in axes:
+        best = search.along(axis, best, noise)
+    return SearchResult(best=best, runs=search.runs, noise=noise)
+
+
+class _SettingsSearch:
+    """The runs of a search so far."""
+
+    def __init__(self, measure: Callable[[LoaderSettings], float]) -> None:
+        self._measure = measure
+        self.runs: dict[LoaderSettings, list[float]] = {}
+
+    def run(self, setup: LoaderSettings) -> float:
+        """Make one more run and return its samples/s."""
+        rate = self._measure(setup)
+        self.runs.setdefault(setup, []).append(rate)
+        return rate
+
+    def beats(self, new: LoaderSettings, best: LoaderSettings, *, by: float) -> bool:
+        """Return True if a setup is faster by that share (if negative: slower by no more), in a
+        first run and in a second run of both: one lucky run is no reason to change."""
+        if self.run(new) <= (1 + by) * statistics.median(self.runs[best]):
+            return False
+        return self.run(new) > (1 + by) * self.run(best)
+
+    def along(self, axis: Axis, best: LoaderSettings, noise: float) -> LoaderSettings:
+        """Return the best setup along one axis: search downwards first, then upwards if that found
+        nothing better."""
+        begin = place = axis.values.index(getattr(best, axis.name))
+        peak = best
+        for step, by in ((-1, -LEAST_NOISE if axis.tie else noise), (1, noise)):
+            while 0 <= place + step < len(axis.values):
+                new = replace(best, **{axis.name: axis.values[place + step]})
+                # Compare with the fastest so far, so that several small losses don't add up.
+                if not self.beats(new, peak, by=by):
+                    break
+                best, place = new, place + step
+                peak = max(peak, new, key=lambda setup: statistics.median(self.runs[setup]))
+            if place != begin:
+                break
+        return best
+
+
+_DISK_BYTES, _BLOCK, _READERS = 2**28, 2**20, 8
+_LEAST_STORE_BYTES = 2**26  # smaller datasets don't show a store's rate
+_PINGS, _PING_BYTES = 8, 4096
+
+
+def probe(workload: Workload) -> dict[str, tuple[float, str]]:
+    """Measure in some seconds: the figures of this machine by their field of `ClusterSetup`, each
+    with where it is from, without those that can't be measured or don't apply.
+
+    The CPU-seconds are those of the workload's recipe; the disk is that of the cache's folder,
+    without the page cache; the store's rate is measured only with 64 MiB of data or more. Raises
+    what opening, reading and decoding raise.
+    """
+    with workload.dataset() as dataset:
+        settled = workload.settled(dataset)
+        ceilings = workload_ceilings(settled, dataset, settled.setup(dataset))
+        latency_s = store_latency(dataset)
+        is_enough = int(dataset.contents.shard_bytes.sum()) >= _LEAST_STORE_BYTES
+    augment_s = None if ceilings.augment is None else ceilings.augment.cpu_s_per_1000
+    remote = ceilings.remote if is_enough else None
+    one = "measured here, by one process"
+    found = {
+        "cpu_s_per_1000": (augment_s, "measured here, on the CPU"),
+        "nvme_bytes_per_s": (disk_rate(workload.data.get("cache")), one),
+        "store_bytes_per_s": (None if remote is None else remote.bytes_per_s, one),
+        "store_latency_s": (latency_s, "measured here"),
+    }
+    return {name: (value, origin) for name, (value, origin) in found.items() if value is not None}
+
+
+def store_latency(dataset: Source) -> float | None:
+    """Return the median time of consecutive small requests; None for a local dataset."""
+    remote = dataset.remote_shards
+    if remote is None:
+        return None
+    span = next(remote_ranges(remote, len(dataset.contents.sizes), _PING_BYTES))
+    took = []
+    for _ in range(_PINGS):
+        began = time.perf_counter()
+        remote.remotes[0].fetcher.fetch([span], lambda _number, _answer: None)
+        took.append(time.perf_counter() - began)
+    return statistics.median(took)
+
+
+def disk_rate(folder: Path | None, *, size_bytes: int = _DISK_BYTES) -> float | None:
+    """Measure the read rate of a folder's disk in bytes a second, with parallel readers; None if
+    its file system doesn't support O_DIRECT or is too full for the test file."""
+    place = folder
+    while place is not None and not place.is_dir():  # the nearest existing parent is on its disk
+        place = place.parent
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:
+            for _ in range(size_bytes // _BLOCK):
+                file.write(os.urandom(_BLOCK))
+            file.flush()
+            os.fsync(file.fileno())
+            # Open the unnamed file again, with O_DIRECT.
+            fd = os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY | os.O_DIRECT)
+            try:
+                return _read_rate(fd, size_bytes)
+            finally:
+                os.close(fd)
+    except OSError:
+        return None
+
+
+def _read_rate(fd: int, size_bytes: int) -> float:
+    def read(at: int) -> int:
+        with mmap.mmap(-1, _BLOCK) as room:  # O_DIRECT wants whole pages
+            return os.preadv(fd, [room], at)
+
+    began = time.perf_counter()
+    blocks = ordered(read, range(0, size_bytes, _BLOCK), workers=_READERS, ahead=2 * _READERS)
+    with contextlib.closing(blocks):
+        done = sum(blocks)
+    return done / (time.perf_counter() - began)

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from penstock.cache import ConfigError, PlanError, RecipeError
 from penstock.cache.base import READ_MODE, usable_cores
 from penstock.pipeline.bench.accelerators import accelerator as accelerator_named
-from penstock.pipeline.bench.settings_search import LoaderSettings
 from penstock.pipeline.plan import World
 from penstock.readers import Run, View, is_mixture_file, open_source
 from penstock.readers.fieldtypes import ID, SampleBatch, image_fields
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.augment import Recipes
+    from penstock.cache.base import ReadMode
     from penstock.pipeline.loader import DataLoader
     from penstock.readers import Contents, ReadOptions, RemoteShards, Source
 
@@ -176,6 +176,19 @@ class WholeSamples(View):
     def close(self) -> None:
         """Close the source."""
         self._source.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderSettings:
+    """The settings of a native loader that its speed depends on, by the loader's names.
+
+    num_workers: decode threads. prefetch_factor: batches in decoding at a time.
+    """
+
+    batch_size: int
+    num_workers: int
+    prefetch_factor: int = 2
+    read: ReadMode = READ_MODE
 
 
 # ImageNet's usual batch on one accelerator; a smaller dataset is one batch.

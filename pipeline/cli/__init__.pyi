@@ -4,7 +4,7 @@ from . import pack_command as pack_command
 from .doctor_machine import CACHE as CACHE, FOLDER as FOLDER, MACHINE as MACHINE
 from .doctor_machine import ModuleFacts as ModuleFacts, cache_facts as cache_facts
 from .doctor_machine import folder_facts as folder_facts
-from .doctor_machine import hiding as hiding, package_facts as package_facts
+from .doctor_machine import hiding as hiding
 from .doctor_network import STORE as STORE, peer_facts as peer_facts
 from .doctor_network import peer_findings as peer_findings, probe_store as probe_store
 from .doctor_network import store_facts as store_facts

@@ -14,7 +14,7 @@ from typer import Option
 from penstock.cache import ConfigError, PenstockWarning
 from penstock.pipeline.cli.command_options import IndexedOptions, Json, Source
 from penstock.pipeline.cli.commands import command
-from penstock.pipeline.cli.progress_bars import MeasuringBar
+from penstock.pipeline.cli.output import MeasuringBar
 
 if TYPE_CHECKING:
     from penstock.pipeline.bench import BenchResult, NamedRecipe, Workload

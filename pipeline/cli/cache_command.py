@@ -22,8 +22,7 @@ from penstock.cache import ConfigError, PenstockError, WriteError, disk
 from penstock.cache.base import format_size, parse_size
 from penstock.pipeline.cli.command_options import Json
 from penstock.pipeline.cli.commands import command, root_app
-from penstock.pipeline.cli.printing import count, report
-from penstock.pipeline.cli.progress_bars import ByteProgress
+from penstock.pipeline.cli.output import ByteProgress, count, report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ from penstock.cache import ConfigError
 from penstock.cache.base import Peers
 from penstock.pipeline.cli.command_options import Json, StorageOption, parse_storage_options
 from penstock.pipeline.cli.commands import command
-from penstock.pipeline.cli.printing import report
+from penstock.pipeline.cli.output import report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

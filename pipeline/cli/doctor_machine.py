@@ -5,17 +5,13 @@ can't be imported.
 
 A cache folder isn't opened as a job opens it, because that would repair the faults that the doctor
 reports. Only a catalogue that can't be read is rebuilt, with a warning, as every job and command
-does. The facts of our package show if its files are the installed ones: another distribution or a
-user may have changed them, and installers merge folders silently.
+does.
 """
 
 from __future__ import annotations
 
-import base64
-import csv
 import ctypes
 import glob
-import hashlib
 import importlib
 import io
 import os
@@ -45,11 +41,11 @@ from penstock.cache.base import (
 )
 from penstock.cache.disk import FolderLayout, admin
 from penstock.pipeline.cli.doctor_table import CheckTable, Finding, fail, ok, ok_if, warn
-from penstock.pipeline.cli.printing import count
+from penstock.pipeline.cli.output import count
 from penstock.pipeline.plan import World, launcher
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from penstock.pipeline.cli.doctor_table import DoctorFacts
 
@@ -100,20 +96,6 @@ PACKAGE = "penstock"
 PACKAGE_HOME = Path(str(penstock.__file__)).resolve().parents[1]
 """The folder that holds our package: site-packages, or a checkout."""
 
-_SHOWN = 3
-_INSTALL_AGAIN = "pip install --force-reinstall --no-deps penstock"
-
-
-def package_facts(folder: Path, *, home: Path = PACKAGE_HOME) -> dict[str, Any]:
-    """Collect the facts of the package in `home`, for a script that is started in `folder`.
-
-    altered: files of a wheel that differ from the installed ones, relative to `home`; None in a
-    checkout. hiding: files that shadow our package for scripts in the current folder.
-    """
-    recorded = _recorded(home)
-    altered = [name for name, wanted in recorded.items() if _is_altered(home / name, wanted)]
-    return {"altered": sorted(altered) if recorded else None, "hiding": hiding(folder, home=home)}
-
 
 def hiding(folder: Path, *, home: Path = PACKAGE_HOME) -> list[str]:
     """Return the names in a folder that hide our package from a script started in it."""
@@ -125,51 +107,14 @@ def hiding(folder: Path, *, home: Path = PACKAGE_HOME) -> list[str]:
     return [str(path) for path in candidates if path.is_file()]
 
 
-def _recorded(home: Path) -> dict[str, str]:
-    """Return the files of the distribution installed in `home`, with their checksums, "" if they
-    have none."""
-    marker = f"{PACKAGE}/__init__.py"
-    for found in metadata.distributions(name=PACKAGE):
-        # Its `files` leave out those that are missing, with some versions of importlib.metadata.
-        rows = csv.reader((found.read_text("RECORD") or "").splitlines())
-        files = {row[0]: row[1] for row in rows if row and row[0].startswith(f"{PACKAGE}/")}
-        if marker in files and Path(str(found.locate_file(marker))).resolve() == home / marker:
-            return files
-    return {}
-
-
-def _is_altered(path: Path, wanted: str) -> bool:
-    kind, _, checksum = wanted.partition("=")
-    if kind not in hashlib.algorithms_available:
-        return False
-    try:
-        digest = hashlib.new(kind, path.read_bytes()).digest()
-    except OSError:
-        return True
-    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode() != checksum
-
-
-def _file_names(files: Sequence[str]) -> str:
-    more = f" and {len(files) - _SHOWN:,} more" if len(files) > _SHOWN else ""
-    return f"{count(len(files), 'file')} ({', '.join(files[:_SHOWN])}{more})"
-
-
-@MACHINE.check("package", lambda _: package_facts(Path.cwd()))
-def _judge_package(f: DoctorFacts) -> Iterator[Finding]:
-    """Yield a verdict for each fault, or one that reports none."""
-    if not (f.hiding or f.altered):
-        state = "" if f.altered is None else "as installed; "
-        yield ok(f"{state}no file of this folder shadows it")
-    if f.hiding:
-        yield warn(
-            f"shadowed in this folder by {', '.join(f.hiding)}",
-            "Rename it, or keep training scripts in another folder.",
-        )
-    if f.altered:
-        yield fail(
-            f"{_file_names(f.altered)} not as installed: another package or a user changed it",
-            f"{_INSTALL_AGAIN}; make your own changes in a checkout (pip install -e).",
-        )
+@MACHINE.check("package", lambda _: {"hiding": hiding(Path.cwd())})
+def _judge_package(f: DoctorFacts) -> Finding:
+    if not f.hiding:
+        return ok("no file of this folder shadows it")
+    return warn(
+        f"shadowed in this folder by {', '.join(f.hiding)}",
+        "Rename it, or keep training scripts in another folder.",
+    )
 
 
 # --- software ------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ from penstock.pipeline.cli.doctor_table import (
     ok_if,
     warn,
 )
-from penstock.pipeline.cli.printing import count, format_time
+from penstock.pipeline.cli.output import count, format_time
 from penstock.pipeline.plan import peer_token
 
 if TYPE_CHECKING:

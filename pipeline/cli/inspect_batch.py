@@ -15,7 +15,7 @@ from rich.table import Table
 
 from penstock.augment import Decode, Normalize, Resize, imagenet_eval, imagenet_train
 from penstock.cache import ConfigError
-from penstock.pipeline.cli.printing import report
+from penstock.pipeline.cli.output import report
 from penstock.pipeline.loader import DataLoader
 from penstock.pipeline.plan import World
 from penstock.readers import (

@@ -12,7 +12,7 @@ from typer import Option
 from penstock.cache import ConfigError
 from penstock.pipeline.cli.command_options import IndexedOptions, Json, Recipe, Source, parse_places
 from penstock.pipeline.cli.commands import command
-from penstock.pipeline.cli.printing import report
+from penstock.pipeline.cli.output import report
 from penstock.readers import is_mixture_file
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def inspect(
 
 
 def _show_index(url: str, data: IndexedOptions, *, batch_size: int, as_json: bool) -> None:
-    from penstock.pipeline.cli.index_report import index_values, shown_index, warn_of_labels
+    from penstock.pipeline.cli.dataset_report import index_values, shown_index, warn_of_labels
     from penstock.readers import open_index
 
     found = open_index(url, **data.description())
@@ -86,7 +86,7 @@ def _show_index(url: str, data: IndexedOptions, *, batch_size: int, as_json: boo
 def _show_mixture(
     url: str, arguments: dict[str, Any], *, batch_size: int, epoch: int, as_json: bool
 ) -> None:
-    from penstock.pipeline.cli.mixture_report import mixture_values, shown_mixture
+    from penstock.pipeline.cli.dataset_report import mixture_values, shown_mixture
     from penstock.readers import mix_file
 
     with mix_file(url, **arguments, allow_left_out=1) as mixture:

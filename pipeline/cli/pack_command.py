@@ -27,8 +27,7 @@ from penstock.pipeline.cli.command_options import (
     parse_places,
 )
 from penstock.pipeline.cli.commands import command
-from penstock.pipeline.cli.printing import count, report
-from penstock.pipeline.cli.progress_bars import SampleProgress
+from penstock.pipeline.cli.output import SampleProgress, count, report
 from penstock.pipeline.plan import World
 
 if TYPE_CHECKING:
@@ -84,19 +83,13 @@ def _scheduler_address(on: str, path: str) -> str:
     fails with unclear errors for any other file."""
     try:
         with open(path, encoding="utf-8") as file:
-            address = json.loads(file.read(_MOST_FILE))["address"]
-    except FileNotFoundError:
+            address: str = json.loads(file.read(_MOST_FILE))["address"]
+        return address + ""  # raises TypeError unless it is a text
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(
-            f"--on: got {on}, but the file {path} doesn't exist. Check that the scheduler runs."
+            f"--on: got {on} ({error!r:.200}), wanted the file that a running scheduler has "
+            "written: pass the path of `dask scheduler --scheduler-file`."
         ) from None
-    except (OSError, ValueError, LookupError, TypeError):
-        address = None
-    if not isinstance(address, str):
-        raise ConfigError(
-            f"--on: got {on}, but {path} isn't a scheduler file (JSON with the scheduler's "
-            "address). Pass the path that was given to `dask scheduler --scheduler-file`."
-        )
-    return address
 
 
 def check_answers(on: str, host: str, port: int, *, speaks: bool = False) -> None:
@@ -214,7 +207,7 @@ def pack(
     image: Image fields that --short-side, --quality and --baseline change, such as left,right
         (default: all).
     """
-    from penstock.pipeline.cli.index_report import warn_of_labels
+    from penstock.pipeline.cli.dataset_report import warn_of_labels
     from penstock.readers import open_index
     from penstock.readers import pack as pack_dataset
 

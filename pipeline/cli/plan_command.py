@@ -16,11 +16,11 @@ from penstock.cache import ConfigError, DatasetNotFoundError
 from penstock.cache.base import format_size
 from penstock.pipeline.cli.command_options import IndexedOptions, Json
 from penstock.pipeline.cli.commands import command, given_options
+from penstock.pipeline.cli.output import MeasuringBar
 from penstock.pipeline.cli.plan_options import SizingOptions
-from penstock.pipeline.cli.progress_bars import MeasuringBar
 
 if TYPE_CHECKING:
-    from penstock.pipeline.cli.mixture_report import MixtureFigures
+    from penstock.pipeline.cli.dataset_report import MixtureFigures
     from penstock.pipeline.cli.plan_inputs import KnownFigures
     from penstock.pipeline.plan.sizing import Forecast
 
@@ -59,7 +59,7 @@ def plan(
     plot: Draw AU against 1 to 1,024 nodes, as plan.png; needs matplotlib.
     """
     from penstock.pipeline.bench import check_plot
-    from penstock.pipeline.cli.mixture_report import part_table
+    from penstock.pipeline.cli.dataset_report import part_table
     from penstock.pipeline.cli.plan_inputs import SetupChoice
     from penstock.pipeline.cli.plan_report import plan_values, plot_plan, show_plan
     from penstock.pipeline.plan.sizing import forecast, unmet_utilisation
@@ -112,7 +112,7 @@ def _known(
     """Return the facts of the index of a URL; with `measure` also the rates of this machine's disk,
     of decoding and of the URL's store. Also returns the figures of a mixture file."""
     from penstock.pipeline.bench import Workload, probe, recipe_named
-    from penstock.pipeline.cli.mixture_report import MixtureFigures
+    from penstock.pipeline.cli.dataset_report import MixtureFigures
     from penstock.readers import Mixture, open_source
     from penstock.readers.origin import local_path
 
@@ -142,14 +142,7 @@ def _known(
     )
     with MeasuringBar("plan") as bar:
         bar("measuring this machine's disk, decoding and the store")
-        found = probe(workload)
-    measured = {
-        "cpu_s_per_1000": (found.cpu_s_per_1000, "measured here, on the CPU"),
-        "nvme_bytes_per_s": (found.disk_bytes_per_s, "measured here, by one process"),
-        "store_bytes_per_s": (found.store_bytes_per_s, "measured here, by one process"),
-        "store_latency_s": (found.store_latency_s, "measured here"),
-    }
-    return known | {name: each for name, each in measured.items() if each[0] is not None}, mixture
+        return known | probe(workload), mixture
 
 
 def _title(options: SizingOptions, found: Forecast) -> str:

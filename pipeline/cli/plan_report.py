@@ -14,8 +14,8 @@ from rich.table import Table
 from penstock.cache import ConfigError
 from penstock.cache.base import format_size
 from penstock.pipeline.bench import check_plot, figure_type, style_axes
+from penstock.pipeline.cli.output import count
 from penstock.pipeline.cli.plan_inputs import DECODED_ELSEWHERE, DECODING
-from penstock.pipeline.cli.printing import count
 from penstock.pipeline.plan import AHEAD_BYTES
 from penstock.pipeline.plan.sizing import (
     MOST_READERS,

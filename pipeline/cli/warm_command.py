@@ -21,8 +21,7 @@ from penstock.cache.base import Peers, format_size
 from penstock.pipeline import feed
 from penstock.pipeline.cli.command_options import IndexedOptions, Json, Source
 from penstock.pipeline.cli.commands import command
-from penstock.pipeline.cli.printing import count, report
-from penstock.pipeline.cli.progress_bars import ByteProgress
+from penstock.pipeline.cli.output import ByteProgress, count, report
 from penstock.pipeline.options import Order
 from penstock.pipeline.plan import World, pod_index
 

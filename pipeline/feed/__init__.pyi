@@ -6,9 +6,10 @@ from .batch import Batch as Batch
 from .batch_pipeline import BatchPipeline as BatchPipeline
 from .batch_reader import BatchReader as BatchReader
 from .device_augment import DeviceBatch as DeviceBatch
+from .frozen_order import warn_of_late_parts as warn_of_late_parts
 from .image_decoding import ImageDecoding as ImageDecoding, thread_shares as thread_shares
 from .map_calls import Mapper as Mapper
-from .map_fields import mapped_fields as mapped_fields
+from .checked_recipes import mapped_fields as mapped_fields
 from .native_engine import NativeEngine as NativeEngine
 from .peer_links import PeerLinks as PeerLinks
 from .position import Position as Position
@@ -25,6 +26,6 @@ from .runner import MAPPED_READ_THREADS as MAPPED_READ_THREADS, PipelineRunner a
 from .runner import READ_AHEAD as READ_AHEAD, READ_THREADS as READ_THREADS, ReadAhead as ReadAhead
 from .runner import ReadScale as ReadScale, sample_bytes_of as sample_bytes_of
 from .tensors import Finisher as Finisher, PageLocked as PageLocked, Ragged as Ragged
-from .tensors import in_storage as in_storage, tensor_of as tensor_of
+from .tensors import in_storage as in_storage, tensor_of as tensor_of, to_device as to_device
 from .warm_up import WarmResult as WarmResult, WarmState as WarmState
 from .warm_up import worker_per_host as worker_per_host, node_world as node_world, warm as warm

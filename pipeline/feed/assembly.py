@@ -18,8 +18,8 @@ from penstock.cache.base import available_memory_bytes, summed, usable_cores
 from penstock.pipeline.feed.bad_samples import BadCount, BadSamples
 from penstock.pipeline.feed.batch_pipeline import BatchPipeline
 from penstock.pipeline.feed.batch_reader import BatchReader, Payloads
+from penstock.pipeline.feed.checked_recipes import checked_augments
 from penstock.pipeline.feed.frozen_order import freeze_order, warn_of_costs
-from penstock.pipeline.feed.part_recipes import checked_augments
 from penstock.pipeline.feed.runner import READ_AHEAD, PipelineRunner, ReadScale
 from penstock.pipeline.feed.tensors import Finisher, PageLocked
 from penstock.pipeline.members import Membership
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.augment import ArrayDraws
+    from penstock.pipeline.feed.checked_recipes import Augments
     from penstock.pipeline.feed.device_augment import DeviceAugment
     from penstock.pipeline.feed.image_decoding import ImageDecoding, PartDecoding
     from penstock.pipeline.feed.map_calls import Mapper
-    from penstock.pipeline.feed.part_recipes import Augments
     from penstock.pipeline.feed.position import Position
     from penstock.pipeline.feed.prefetch import Prefetch
     from penstock.pipeline.options import LoaderOptions
@@ -199,9 +199,9 @@ def _build(
     decoding: ImageDecoding | PartDecoding | None = None
     # resident=True without images is an error, which make_decoding raises.
     if recipes.images or recipes.followers or options.resident is True:
-        from penstock.pipeline.feed.image_decoding import make_part_decoding
+        from penstock.pipeline.feed.image_decoding import make_decoding
 
-        decoding = make_part_decoding(dataset, options, order, augments, threads=threads)
+        decoding = make_decoding(dataset, options, order, augments, threads=threads)
         if decoding.resident is not None:
             meter.resident = decoding.resident.facts
     mixed = None if decoding is None else decoding.mixed
@@ -411,22 +411,19 @@ def _log_chunk_memory(url: str, *, units: float, needed: float, memory: int, fil
     """Log the memory that the windows need, and the room for it."""
     from penstock.cache.base import format_size  # needed for chunks only
 
-    wanted = (
-        f"{url}: this rank's windows mix {units:,.0f} decode units, which "
-        f"take about {format_size(needed)} decoded"
+    is_short = needed > memory + files
+    remedy = (
+        ", so some are decoded repeatedly. Give Dataset(decoded_bytes=…), a cache=DiskCache(…) "
+        "with more room, or order=Order(window=…)."
     )
-    if needed <= memory:
-        _log.info("%s; memory has room for %s", wanted, format_size(memory))
-    elif needed <= memory + files:
-        _log.info(
-            "%s; memory keeps %s of that, the cache folder the rest", wanted, format_size(memory)
-        )
-    else:
-        _log.warning(
-            "%s; memory keeps %s and the cache folder %s, so some are decoded repeatedly. "
-            "Give Dataset(decoded_bytes=…), a cache=DiskCache(…) with more room, or "
-            "order=Order(window=…).",
-            wanted,
-            format_size(memory),
-            format_size(files),
-        )
+    _log.log(
+        logging.WARNING if is_short else logging.INFO,
+        "%s: this rank's windows mix %s decode units, which take about %s decoded; memory keeps "
+        "up to %s, and the cache folder up to %s%s",
+        url,
+        f"{units:,.0f}",
+        format_size(needed),
+        format_size(memory),
+        format_size(files),
+        remedy if is_short else "",
+    )

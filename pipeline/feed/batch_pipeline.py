@@ -44,10 +44,10 @@ from penstock.cache import PenstockError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from penstock.augment import ColumnOperation
+    from penstock.augment import ColumnOperation, DecodedBatch
     from penstock.pipeline.feed.bad_samples import BadCount
     from penstock.pipeline.feed.batch import Batch, Output
-    from penstock.pipeline.feed.batch_reader import BatchReader
+    from penstock.pipeline.feed.batch_reader import BatchReader, Undecodable
     from penstock.pipeline.feed.device_augment import DeviceAugment
     from penstock.pipeline.feed.image_decoding import ImageDecoding, PartDecoding
     from penstock.pipeline.feed.tensors import Finisher
@@ -172,18 +172,17 @@ class BatchPipeline:
     def begin_decode(self, batch: Batch) -> None:
         """Feed a batch to DALI, which works on several at once."""
         if self.images is not None:
-            self.images.feed(batch)
+            self.images.feed(batch.content, batch.draws, batch.left_out)
 
     def decode(self, batch: Batch) -> None:
         """Wait for the images of the oldest batch in DALI, which must be this one."""
-        if self.images is not None and (bad := self.images.collect(batch)):
-            self._replace(batch, bad, self.images)
+        if self.images is not None:
+            found = self.images.collect(batch.content, batch.draws, batch.left_out)
+            if bad := _fill_in(batch, found):
+                self._replace(batch, bad, self.images)
 
     def _replace(
-        self,
-        batch: Batch,
-        bad: Mapping[str, Mapping[int, str]],
-        images: ImageDecoding | PartDecoding,
+        self, batch: Batch, bad: Undecodable, images: ImageDecoding | PartDecoding
     ) -> None:
         """Replace samples that didn't decode by substitutes, images included, or mark them.
 
@@ -200,9 +199,7 @@ class BatchPipeline:
             found = images.decode(new.content, new.draws)
             batch.content, batch.draws, batch.bad = new.content, new.draws, new.bad
             batch.images = {}
-            for field, decoded in found.items():
-                batch.images |= decoded.outputs(field)
-            bad = {field: dict(decoded.bad) for field, decoded in found.items() if decoded.bad}
+            bad = _fill_in(batch, found)
         while bad:
             rows, substitutes = self.reader.replace(batch, bad)
             draws, substitutes = images.draw(substitutes, batch.delivery.take(rows), batch.key)
@@ -273,3 +270,10 @@ class BatchPipeline:
             self.on_device.deliver(batch)
         assert batch.output is not None
         return batch.output
+
+
+def _fill_in(batch: Batch, found: Mapping[str, DecodedBatch]) -> Undecodable:
+    """Add decoded images to a batch, and return the rows that didn't decode, by image field."""
+    for field, decoded in found.items():
+        batch.images |= decoded.outputs(field)
+    return {field: dict(decoded.bad) for field, decoded in found.items() if decoded.bad}

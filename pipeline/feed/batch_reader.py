@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from penstock.cache.base import ReadMode
     from penstock.pipeline.feed.bad_samples import BadSamples
     from penstock.pipeline.feed.batch import Output
+    from penstock.pipeline.feed.checked_recipes import Augments
     from penstock.pipeline.feed.map_calls import Mapper
-    from penstock.pipeline.feed.part_recipes import Augments
     from penstock.pipeline.feed.resident_images import ResidentImages
     from penstock.pipeline.plan import Delivery, RankSlots, SlotSamples, Step
     from penstock.readers import Encoded, Source

@@ -22,7 +22,7 @@ import torch
 from penstock.augment import keyed_uniform
 from penstock.cache import PlanError, RecipeError
 from penstock.cache.base import keyed_hash
-from penstock.pipeline.feed.tensors import map_tensors
+from penstock.pipeline.feed.tensors import to_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,7 +102,7 @@ class DeviceAugment:
         """Replace the output of a finished batch by a copy on the device, or by what the function
         returns. Raises the function's own errors, with a note that names it and the step."""
         if self.copies:
-            batch.output = _moved(batch.output, self.device)
+            batch.output = to_device(batch.output, self.device)
         if self.function is not None:
             self._call(self.function, batch)
         if self._is_cuda:
@@ -165,15 +165,6 @@ class DeviceAugment:
         with contextlib.suppress(PlanError):  # counting takes too long
             return f"step {self.walk.step_number(start)} (epoch {start.epoch})"
         return f"position {start.position} of epoch {start.epoch}"
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    """Return an output with its tensors on a device."""
-    if isinstance(value, dict):
-        return {name: _moved(each, device) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_moved(each, device) for each in value)
-    return map_tensors(value, lambda each: each.to(device, non_blocking=True))
 
 
 def _copied(value: Any) -> Any:

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache import ConfigError, PenstockWarning, PlanError, ResumeError
-from penstock.pipeline.options import check_shuffles
-from penstock.pipeline.plan import BatchSchedule, JobOrder, Walk, bucket_plan, first_settings
+from penstock.pipeline.plan import BatchSchedule, JobOrder, Walk, bucket_plan
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.pipeline.options import LoaderOptions
-    from penstock.pipeline.plan import Aspects, BucketSettings, LaneOrder, PlanSettings
-    from penstock.readers import Contents, MixtureContents, Source
+    from penstock.pipeline.plan import Aspects, BucketSettings, LaneOrder, PlanSettings, World
+    from penstock.readers import MixtureContents, Source
 
 
 def freeze_order(
@@ -39,7 +38,7 @@ def freeze_order(
         return _by_tokens(source, options, settings, lane_order)
     if settings is None:
         global_batch = options.schedule.first_size  # the lanes stay as the batch grows
-        settings = _first_settings(source.contents, options, global_batch=global_batch)
+        settings = options.first_settings(source.contents, global_batch=global_batch)
         if options.bucket_by is not None:
             from penstock.pipeline.plan import AspectSettings  # needed by such jobs only
 
@@ -118,7 +117,7 @@ def _by_tokens(
         _check_mixture(source, source.contents.mixture, options)
     if settings is None:
         buckets = freeze_buckets(source, options)
-        first = _first_settings(source.contents, options, global_batch=buckets.batch)
+        first = options.first_settings(source.contents, global_batch=buckets.batch)
         settings = replace(first, buckets=buckets)
     else:
         check_resumed(source, settings.buckets, options, ranks=options.world.size)
@@ -144,51 +143,35 @@ def bucket_order(
     return JobOrder(source=source, settings=settings, walk=walk, lane_order=lane_order)
 
 
-def _first_settings(
-    contents: Contents, options: LoaderOptions, *, global_batch: int
-) -> PlanSettings:
-    """Return the settings of a first start: the user's, else derived from the dataset and batch."""
-    given = options.order
-    check_shuffles(given, shuffle=bool(options.shuffle))
-    return first_settings(
-        contents,
-        shuffle=bool(options.shuffle),
-        seed=options.plan_seed,
-        global_batch=global_batch,
-        lanes=given.lanes,
-        window=given.window,
-        reshuffle=float(given.reshuffle),
-        drop_last=options.drop_last,
-    )
-
-
 def warn_of_costs(order: JobOrder, options: LoaderOptions) -> None:
     """Warn of the costs of a job's order. Only the first rank warns."""
-    world = options.world
-    icc, mixture = order.source.contents.icc, order.source.contents.mixture
-    if world.process == 0 and mixture is not None and (own := order.settings.mixture) is not None:
-        from penstock.pipeline.plan import late_parts_warning  # needed by mixtures only
-
-        if late := late_parts_warning(mixture, own, global_batch=order.walk.schedule.size):
-            warnings.warn(late, PenstockWarning, stacklevel=4)
-    if mixture is not None:  # the other costs are those of one part's lanes
+    world, icc = options.world, order.source.contents.icc
+    if order.settings.mixture is not None:  # the other costs are those of one part's lanes
+        warn_of_late_parts(order, world, stacklevel=5)
         return
     if world.process or not options.shuffle or (world.nodes == 1 and icc is None):
         return
-    from penstock.pipeline.plan import clustered_labels_warning, uneven_batches_warning
-
-    schedule, lanes, nodes = order.walk.schedule, order.settings.lanes, world.nodes
-    found = [uneven_batches_warning(schedule, lanes=lanes, nodes=nodes)]
-    if nodes > 1:
-        found.append(_readers_warning(order, options))
+    found = [_readers_warning(order, options)] if world.nodes > 1 else []
     if icc is not None:
+        from penstock.pipeline.plan import clustered_labels_warning
+
+        batch, ranks = order.walk.schedule.size, world.size
         found.append(
-            clustered_labels_warning(
-                order.plan(), icc=icc, global_batch=schedule.size, ranks=world.size
-            )
+            clustered_labels_warning(order.plan(), icc=icc, global_batch=batch, ranks=ranks)
         )
     for message in filter(None, found):
         warnings.warn(message, PenstockWarning, stacklevel=4)
+
+
+def warn_of_late_parts(order: JobOrder, world: World, *, stacklevel: int) -> None:
+    """Warn of parts of a mixture that some batches lack. Only the first rank warns."""
+    mixture, own = order.source.contents.mixture, order.settings.mixture
+    if mixture is None or own is None or world.process:
+        return
+    from penstock.pipeline.plan import late_parts_warning  # needed by mixtures only
+
+    if late := late_parts_warning(mixture, own, global_batch=order.walk.schedule.size):
+        warnings.warn(late, PenstockWarning, stacklevel=stacklevel)
 
 
 def _readers_warning(order: JobOrder, options: LoaderOptions) -> str | None:
@@ -296,7 +279,7 @@ def _operations(source: Source, options: LoaderOptions) -> list[Any]:
     """Return the operations of all recipes, also those of a mixture's parts."""
     given: list[Any] = [options.augment]
     if (mixture := source.contents.mixture) is not None:
-        from penstock.pipeline.feed.part_recipes import recipes_of_parts
+        from penstock.pipeline.feed.checked_recipes import recipes_of_parts
 
         given, _ = recipes_of_parts(mixture, options)
     lists = [[*each.values()] if isinstance(each, Mapping) else [each or ()] for each in given]

@@ -46,8 +46,7 @@ if TYPE_CHECKING:
 
     from penstock.augment import FieldRecipes, ImageMoves, Images, Mix
     from penstock.pipeline.feed.batch import Batch
-    from penstock.pipeline.feed.map_fields import MappedFields
-    from penstock.pipeline.feed.part_recipes import Augments
+    from penstock.pipeline.feed.checked_recipes import Augments, CheckedAugment
     from penstock.pipeline.feed.resident_images import ResidentImages
     from penstock.pipeline.options import LoaderOptions
     from penstock.pipeline.plan import Delivery, JobOrder
@@ -138,38 +137,26 @@ class ImageDecoding:
             occurrences=delivery.occurrences,
         )
 
-    def feed(self, batch: Batch) -> None:
-        """Feed a batch to all graphs, which work on several batches at once."""
-        self.feed_samples(batch.content, batch.draws, batch.left_out)
-
-    def feed_samples(
-        self, content: SampleBatch, drawn: Mapping[str, Draws], left_out: Mapping[int, str]
+    def feed(
+        self, content: SampleBatch, draws: Mapping[str, Draws], left_out: Mapping[int, str]
     ) -> None:
-        """Feed samples to all graphs. left_out: rows that aren't decoded, with reasons."""
+        """Feed samples to all graphs, which work on several batches at once. left_out: rows that
+        aren't decoded, with reasons."""
         for field, graph in self.graphs.items():
-            encoded, draws = content.encoded(field), drawn[field]
+            encoded, drawn = content.encoded(field), draws[field]
             missing: Mapping[int, str] = _missing(content, field)
             if missing:
-                encoded, draws, missing = _with_stand_ins(encoded, draws, missing, left_out)
-            graph.feed(encoded, draws, bad={**missing, **left_out})
+                encoded, drawn, missing = _with_stand_ins(encoded, drawn, missing, left_out)
+            graph.feed(encoded, drawn, bad={**missing, **left_out})
 
-    def collect(self, batch: Batch) -> dict[str, dict[int, str]]:
-        """Wait for the images of the oldest batch, which must be this one, and fill them in.
-
-        Missing images are zeros. Returns the rows of each field that didn't decode, with reasons.
-        """
-        found = self.collect_samples(batch.content, batch.left_out)
-        for field, decoded in found.items():
-            batch.images |= decoded.outputs(field)
-        return {field: dict(decoded.bad) for field, decoded in found.items() if decoded.bad}
-
-    def collect_samples(
-        self, content: SampleBatch, left_out: Mapping[int, str]
+    def collect(
+        self, content: SampleBatch, draws: Mapping[str, Draws], left_out: Mapping[int, str]
     ) -> dict[str, DecodedBatch]:
-        """Wait for the oldest samples that were fed, which must be these, and return them.
+        """Wait for the oldest samples that were fed, which must be these, and return their images.
 
         Missing images are zeros, and not bad; nor are rows that were left out.
         """
+        del draws
         found: dict[str, DecodedBatch] = {}
         for field, graph in self.graphs.items():
             decoded = graph.outputs_marked()
@@ -270,24 +257,22 @@ class PartDecoding:
             share[rows], box[rows], boxed[rows] = own.share[rows], own.box[rows], own.boxed[rows]
         return replace(mix, share=share, box=box, boxed=boxed)
 
-    def feed(self, batch: Batch) -> None:
+    def feed(
+        self, content: SampleBatch, draws: Mapping[str, Draws], left_out: Mapping[int, str]
+    ) -> None:
         """Feed the samples of a batch to the graphs of their recipes."""
-        for decoding, rows, own in self._divided(batch.content, batch.draws):
-            content = self._images(batch.content, rows)
-            decoding.feed_samples(content, own, _of_rows(batch.left_out, rows))
+        for decoding, rows, own in self._divided(content, draws):
+            decoding.feed(self._images(content, rows), own, _of_rows(left_out, rows))
 
-    def collect(self, batch: Batch) -> dict[str, dict[int, str]]:
-        """Wait for the images of the oldest batch, which must be this one, and fill them in."""
-        bad: dict[str, dict[int, str]] = {}
-        parts = []
-        for decoding, rows, _ in self._divided(batch.content, batch.draws):
-            content = self._images(batch.content, rows)
-            found = decoding.collect_samples(content, _of_rows(batch.left_out, rows))
-            parts.append((rows, found))
-        for field, decoded in _joined(parts, len(batch.content)).items():
-            batch.images |= decoded.outputs(field)
-            bad |= {field: dict(decoded.bad)} if decoded.bad else {}
-        return bad
+    def collect(
+        self, content: SampleBatch, draws: Mapping[str, Draws], left_out: Mapping[int, str]
+    ) -> dict[str, DecodedBatch]:
+        """Wait for the images of the oldest batch, which must be this one, and return them."""
+        parts = [
+            (rows, decoding.collect(self._images(content, rows), own, _of_rows(left_out, rows)))
+            for decoding, rows, own in self._divided(content, draws)
+        ]
+        return _joined(parts, len(content))
 
     def decode(self, content: SampleBatch, draws: Mapping[str, Draws]) -> dict[str, DecodedBatch]:
         """Decode a few samples at once, ahead of the batches that were fed."""
@@ -503,18 +488,18 @@ def thread_shares(threads: int, ranges: Mapping[str, ImageRange]) -> dict[str, i
     return {field: -(-threads * each // total) for field, each in pixels.items()}
 
 
-def make_decoding(
+def _decoding_of(
+    augment: CheckedAugment,
     dataset: Source,
     options: LoaderOptions,
     order: JobOrder,
-    mapped: MappedFields,
-    recipes: FieldRecipes,
     *,
     threads: int,
-    is_alone: bool = True,
+    is_alone: bool,
 ) -> ImageDecoding:
-    """Build the parts that decode, augment and mix images. is_alone: no other recipe decodes images
-    of the dataset. Raises ConfigError."""
+    """Build the parts that decode, augment and mix images by one recipe. is_alone: no other recipe
+    decodes images of the dataset."""
+    mapped, recipes = augment.mapped, augment.recipes
     contents, samples = dataset.contents, int(dataset.contents.sizes.sum())
     mixed = make_mixed(dataset, mapped.schema, options, recipes)
     resident: ResidentImages | None = None
@@ -549,7 +534,7 @@ def make_decoding(
     return decoding
 
 
-def make_part_decoding(
+def make_decoding(
     dataset: Source, options: LoaderOptions, order: JobOrder, augments: Augments, *, threads: int
 ) -> ImageDecoding | PartDecoding:
     """Build what decodes the images of all recipes of a loader. Raises ConfigError."""
@@ -558,15 +543,7 @@ def make_part_decoding(
         for each in augments.each:
             is_alone = len(augments.each) == 1
             made.append(
-                make_decoding(
-                    dataset,
-                    options,
-                    order,
-                    each.mapped,
-                    each.recipes,
-                    threads=threads,
-                    is_alone=is_alone,
-                )
+                _decoding_of(each, dataset, options, order, threads=threads, is_alone=is_alone)
             )
     except BaseException:
         for decoding in made:

@@ -468,15 +468,12 @@ class NativeEngine:
             before.schedule,
         ):
             settings = self.order.settings  # a plan doesn't change once it is made
-        if settings is None and (parts := self.order.settings.mixture) and parts.changes:
+        parts, own = self.order.settings.mixture, self.order.settings.weights
+        was_set = bool(parts and parts.changes) or bool(own and len(own.changes) > 1)
+        if settings is None and was_set:
             raise PlanError(
-                "set_weights was called before this loader had its world and its batches, which "
-                "have changed since. Call it when the first pass has begun."
-            )
-        if settings is None and (own := self.order.settings.weights) and len(own.changes) > 1:
-            raise PlanError(
-                "set_sample_weights was called for a later epoch before this loader had its world "
-                "and its batches, which have changed since. Call it when the first pass has begun."
+                "Weights were set before this loader had its world and its batches, which have "
+                "changed since. Set them when the first pass has begun."
             )
         old = self._assembly
         kept = None if state is None else state.parsed_lane_order()

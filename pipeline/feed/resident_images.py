@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.augment import CheckedRecipe
-    from penstock.pipeline.feed.map_fields import MappedFields
+    from penstock.pipeline.feed.checked_recipes import MappedFields
     from penstock.pipeline.options import LoaderOptions
     from penstock.pipeline.plan import JobOrder, PlanSettings, World
     from penstock.readers import EncodedBatch, ImageRange, Source

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, InitVar, dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, overload
@@ -190,6 +191,19 @@ def map_tensors(value: Any, change: Callable[[Any], Any]) -> Any:
     return change(value) if isinstance(value, torch.Tensor | Ragged) else value
 
 
+def to_device(value: Any, device: torch.device) -> Any:
+    """Return a batch with every tensor on the device, in containers of the same kind."""
+    if isinstance(value, torch.Tensor | Ragged):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, Mapping):
+        return type(value)({key: to_device(each, device) for key, each in value.items()})  # type: ignore[call-arg]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(to_device(each, device) for each in value))
+    if isinstance(value, list | tuple):
+        return type(value)(to_device(each, device) for each in value)
+    return value
+
+
 def _delivered(images: Images) -> torch.Tensor | list[torch.Tensor]:
     return images if isinstance(images, torch.Tensor) else [*images]
 
@@ -343,9 +357,7 @@ class Finisher:
         return [dict(zip(self._fields, values, strict=True)) for values in outputs]
 
     def _placed(self, value: Any) -> Any:
-        if self.device.type == "cpu":
-            return value
-        return map_tensors(value, lambda each: each.to(self.device, non_blocking=True))
+        return value if self.device.type == "cpu" else to_device(value, self.device)
 
 
 def _value(field: str, batch: Batch, content: SampleBatch) -> Any:

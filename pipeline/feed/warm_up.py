@@ -19,7 +19,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -91,9 +91,11 @@ class WarmRequest:
     def __post_init__(self) -> None:
         if self.state is None:
             return
-        fields = type(self).__dataclass_fields__
-        given = {name: getattr(self, name) for name in _FIXED_BY_STATE}
-        given = {name: value for name, value in given.items() if value != fields[name].default}
+        given = {
+            each.name: value
+            for each in fields(self)
+            if each.name in _FIXED_BY_STATE and (value := getattr(self, each.name)) != each.default
+        }
         for name, value in (given | shuffle_settings(self.order)).items():
             raise ConfigError(
                 f"{name}: got {value!r} together with a state, which contains the order and the "
@@ -134,6 +136,8 @@ class WarmRequest:
             job = bucket_order(source, state.plan, lane_order)
         return job, job.walk.normalise(state.cursor)
 
+
+_REQUESTED = tuple(each.name for each in fields(WarmRequest))
 
 _FillOutcome = Literal["fetched", "there", "no room", "failed"]
 
@@ -424,17 +428,7 @@ def warm(
     WriteError for a cache folder that can't be used; and the errors of opening the dataset. An
     object that fails doesn't end the warm-up: see WarmResult.failed.
     """
-    wanted = WarmRequest(
-        epoch=epoch,
-        seed=seed,
-        global_batch_size=global_batch_size,
-        shuffle=shuffle,
-        order=order,
-        state=state,
-        process=process,
-        workers=workers,
-        dry_run=dry_run,
-    )
+    wanted = WarmRequest(**{n: value for n, value in locals().items() if n in _REQUESTED})
     if nodes is not None and executor is None:
         raise ConfigError(
             f"nodes: got {nodes} without an executor, whose workers would warm them. This call "

@@ -77,7 +77,7 @@ from penstock.pipeline.members.comparison import (
     recipe_facts,
 )
 from penstock.pipeline.members.membership import Membership, rank_failure
-from penstock.pipeline.report import JobStatistics, RankWaits
+from penstock.pipeline.report import WAITS_OF_STATISTICS, JobStatistics, RankWaits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -455,14 +455,7 @@ class JobMembership(Membership):
             process=world.process,
             step=found.batches,
             step_s=(found.step_s + found.wait_s) / max(1, found.batches - 1),
-            wait_share=found.wait_share,
-            wait_p50_s=found.wait_p50_s,
-            wait_p99_s=found.wait_p99_s,
-            bytes_disk=found.bytes_disk,
-            bytes_peers=found.bytes_peers,
-            bytes_remote=found.bytes_remote,
-            limit=found.limit,
-            cause=found.cause,
+            **{name: getattr(found, name) for name in WAITS_OF_STATISTICS},
         )
         if self._waits_number:
             key = f"waits-{self._waits_number}"

@@ -1,4 +1,3 @@
-from . import lane_choice as lane_choice
 from . import state as state
 from .buckets import Aspects as Aspects, AspectSettings as AspectSettings
 from .buckets import BucketPlan as BucketPlan, BucketSettings as BucketSettings
@@ -10,8 +9,8 @@ from .job_order import JobOrder as JobOrder, PlanSettings as PlanSettings
 from .job_order import bucket_plan as bucket_plan, make_plan as make_plan
 from .job_order import order_fingerprint as order_fingerprint
 from .job_order import first_settings as first_settings
-from .lane_choice import LaneChoice as LaneChoice, best_bins as best_bins
-from .lane_choice import choose_lane_order as choose_lane_order
+from .placement import LaneChoice as LaneChoice, best_bins as best_bins
+from .placement import choose_lane_order as choose_lane_order
 from .lanes import LaneGroups as LaneGroups, LaneOrder as LaneOrder, MOST_GROUPS as MOST_GROUPS
 from .lanes import ordered_slots as ordered_slots, partners as partners
 from .listed_plan import ListSettings as ListSettings, ListedPlan as ListedPlan
@@ -44,10 +43,7 @@ from .order_costs import better_batch as better_batch
 from .order_costs import clustered_labels_warning as clustered_labels_warning
 from .order_costs import readers_of as readers_of
 from .order_costs import readers_per_shard as readers_per_shard
-from .order_costs import (
-    shards_of_a_rank as shards_of_a_rank,
-    uneven_batches_warning as uneven_batches_warning,
-)
+from .order_costs import shards_of_a_rank as shards_of_a_rank
 from .order_costs import spread_warning as spread_warning, usual_spreads as usual_spreads
 from .placement import ShardReaders as ShardReaders
 from .placement import ProcessReport as ProcessReport, held_bytes_of_lanes as held_bytes_of_lanes
@@ -56,7 +52,7 @@ from .job_order import PARTNERS_ELSEWHERE as PARTNERS_ELSEWHERE, RankOrder as Ra
 from .job_order import RankSlots as RankSlots, most_elsewhere as most_elsewhere
 from .job_order import with_partners as with_partners
 from .state import LoaderState as LoaderState, MOST_LANE_ORDER as MOST_LANE_ORDER
-from .state import not_a_torch_state as not_a_torch_state
+from .state import damaged as damaged, not_a_torch_state as not_a_torch_state
 from .substitutes import ATTEMPTS as ATTEMPTS, SAME_SHARD_ATTEMPTS as SAME_SHARD_ATTEMPTS
 from .substitutes import substitutes as substitutes
 from .weighted_plan import PartPlan as PartPlan, WeightSettings as WeightSettings

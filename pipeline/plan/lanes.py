@@ -11,16 +11,20 @@ groups of neighbouring lanes, so that a state stays small whatever the number of
 
 from __future__ import annotations
 
+import base64
 import binascii
 import re
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cache import PlanError, ResumeError
+from penstock.cache import PlanError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
@@ -188,6 +192,26 @@ def _grouped_keys(sizes: NDArray[np.int64], hashes: NDArray[np.uint64]) -> NDArr
     return (group << np.uint64(64 - bits)) | (hashes >> np.uint64(bits))
 
 
+def packed(numbers: Ints | Sequence[int]) -> str:
+    """Return integers as a short text: most of them are often equal."""
+    return base64.b64encode(zlib.compress(np.array(numbers, "<i8").tobytes())).decode()
+
+
+def unpacked(text: object, count: int, *, least: int = 0) -> Ints:
+    """Return the integers of a `packed` text, int64, shape (count,). Raises ValueError unless there
+    are `count` of them, at least `least` and below 2^53."""
+    if not isinstance(text, str) or len(text) > 64 + 16 * count:
+        raise ValueError("numbers")
+    try:
+        data = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), 8 * count + 1)
+    except zlib.error:
+        raise ValueError("numbers") from None
+    numbers = np.frombuffer(data, "<i8").astype(np.int64)
+    if len(numbers) != count or (count and not least <= numbers.min() <= numbers.max() < 2**53):
+        raise ValueError(f"{len(numbers)} numbers")
+    return numbers
+
+
 MOST_GROUPS = 2048
 """Upper limit of groups in a lane order."""
 
@@ -259,20 +283,14 @@ class LaneOrder:
 
     @classmethod
     def parse(cls, text: object, *, lanes: int) -> LaneOrder:
-        """Return the order of a text; raise ResumeError for one that `text` doesn't write."""
+        """Return the order of a text; raise ValueError for one that `text` doesn't write."""
         found = _TEXT.fullmatch(text) if isinstance(text, str) and len(text) <= _MOST_TEXT else None
         if found is None or found[1] != str(lanes):
-            raise ResumeError(
-                f"lane order: got {_shown(text)}, wanted 'groups:{lanes}:' and base64, as in a "
-                f"state of this job. {_REMEDY}"
-            )
-        try:
-            data = binascii.a2b_base64(found[2], strict_mode=True)
-            order = cls(tuple(np.frombuffer(data, dtype="<u2").tolist()), lanes)
-        except (binascii.Error, ValueError) as error:
-            raise ResumeError(f"State is damaged: {error} {_REMEDY}") from None
+            raise ValueError(f"lane order {text!r:.60}, wanted 'groups:{lanes}:' and base64")
+        data = binascii.a2b_base64(found[2], strict_mode=True)
+        order = cls(tuple(np.frombuffer(data, dtype="<u2").tolist()), lanes)
         if order.text != text:  # the base64 has spare bits, which the property leaves 0
-            raise ResumeError(f"State is damaged: lane order {_shown(text)}. {_REMEDY}")
+            raise ValueError(f"lane order {text!r:.60}")
         return order
 
     def lanes_of(self, lanes: int) -> Ints:
@@ -283,15 +301,6 @@ class LaneOrder:
         size = LaneGroups(lanes).size
         lane = np.array(self.groups, np.int64)[:, None] * size + np.arange(size)
         return lane.ravel()[:lanes]
-
-
-_REMEDY = "Start from an older checkpoint, or without a state."
-
-
-def _shown(text: object) -> str:
-    if not isinstance(text, str):
-        return f"a {type(text).__name__}"
-    return repr(text) if len(text) <= 60 else f"{text[:40]!r}… ({len(text)} characters)"
 
 
 def ordered_slots(

@@ -21,7 +21,9 @@ import json
 import math
 import threading
 import zlib
+from bisect import bisect_left
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,7 @@ import numpy as np
 
 from penstock.cache import PlanError, ResumeError
 from penstock.cache.base import keyed_hash
+from penstock.pipeline.plan.lanes import packed, unpacked
 from penstock.pipeline.plan.mixture_slots import SlotGroups, sorted_by
 from penstock.pipeline.plan.order import (
     SAMPLES_PER_LANE,
@@ -95,21 +98,19 @@ class MixtureSettings:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings in JSON types; lists of numbers by part are packed into texts."""
-        values: dict[str, Any] = {"names": _packed_names(self.names), "samples": self.samples}
-        values |= {"unit": self.unit, "lanes": _packed(self.lanes)}
-        values["windows"] = _packed(self.windows)
-        if self.changes is not None:
-            values["changes"] = [_packed_change(change) for change in self.changes]
-        if self.counts is not None:
-            values["counts"] = _packed(self.counts)
-        if self.owed is not None:
-            values["owed"] = _packed([round(each * _OWED_STEPS) for each in self.owed])
-        for name in ("weights", "rule", "per", "shares"):
-            if (value := getattr(self, name)) is not None:
-                values[name] = value
-        if self.contents is not None:
-            values["contents"] = _packed(self.contents)
-        return values
+        owed = None if self.owed is None else [round(each * _OWED_STEPS) for each in self.owed]
+        lists = {"counts": self.counts, "owed": owed, "contents": self.contents}
+        values = {
+            "names": _packed_names(self.names),
+            "samples": self.samples,
+            "unit": self.unit,
+            "lanes": packed(self.lanes),
+            "windows": packed(self.windows),
+            "changes": None if self.changes is None else [*map(_packed_change, self.changes)],
+            **{name: each if each is None else packed(each) for name, each in lists.items()},
+            **{name: getattr(self, name) for name in _TEXTS},
+        }
+        return {name: value for name, value in values.items() if value is not None}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> MixtureSettings:
@@ -117,27 +118,31 @@ class MixtureSettings:
         that `to_dict` writes."""
         given = dict(values)
         names, changes = _unpacked_names(given.pop("names")), given.pop("changes", None)
-        parts = len(names)
-        owed, contents = given.pop("owed", None), given.pop("contents", None)
-        texts = {name: given.pop(name, None) for name in ("weights", "rule", "per", "shares")}
+        parts, texts = len(names), {name: given.pop(name, None) for name in _TEXTS}
+
+        def numbers(name: str, least: int = 0) -> tuple[int, ...] | None:
+            text = given.pop(name, None)
+            return None if text is None else tuple(unpacked(text, parts, least=least).tolist())
+
+        owed = numbers("owed", -(2**52))
         settings = cls(
-            names=tuple(names),
-            lanes=_unpacked(given.pop("lanes"), parts, least=1),
-            windows=_unpacked(given.pop("windows"), parts, least=1),
+            names=names,
+            lanes=numbers("lanes", 1) or (),
+            windows=numbers("windows", 1) or (),
             samples=given.pop("samples"),
             unit=given.pop("unit"),
             changes=None if changes is None else tuple(_change(each, parts) for each in changes),
-            counts=None if "counts" not in given else _unpacked(given.pop("counts"), parts),
-            owed=None
-            if owed is None
-            else tuple(each / _OWED_STEPS for each in _unpacked(owed, parts, least=-(2**62))),
-            contents=None if contents is None else _unpacked(contents, parts),
+            counts=numbers("counts"),
+            owed=None if owed is None else tuple(each / _OWED_STEPS for each in owed),
+            contents=numbers("contents"),
             **texts,
         )
         starts = [change.start for change in settings.changes or ()]
         if (
             given
             or not names
+            or not settings.lanes
+            or not settings.windows
             or not all(isinstance(text, str | None) for text in texts.values())
             or type(settings.samples) is not int
             or type(settings.unit) is not int
@@ -253,6 +258,9 @@ def _shares_hash(mixture: MixtureContents) -> str:
     return hashlib.sha256(repr(mixture.changes).encode()).hexdigest()[:12]
 
 
+_TEXTS = ("weights", "rule", "per", "shares")
+"""The settings that are texts."""
+
 _MOST_NAMES_BYTES = 2**24
 
 
@@ -276,24 +284,8 @@ def _unpacked_names(given: object) -> tuple[str, ...]:
     return tuple(given)
 
 
-def _packed(numbers: Sequence[int]) -> str:
-    """Return integers as a short text."""
-    return base64.b64encode(zlib.compress(np.array(numbers, "<i8").tobytes())).decode()
-
-
-def _unpacked(text: object, count: int, *, least: int = 0) -> tuple[int, ...]:
-    """Return the integers of a `_packed` text. Raises ValueError unless there are `count` of them,
-    at least `least` and below 2^62."""
-    if not isinstance(text, str) or len(text) > 64 + 16 * count:
-        raise ValueError("numbers")
-    try:
-        data = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), 8 * count + 1)
-    except zlib.error:
-        raise ValueError("numbers") from None
-    numbers = tuple(np.frombuffer(data, "<i8").tolist())
-    if len(numbers) != count or (count and not least <= min(numbers) <= max(numbers) < 2**62):
-        raise ValueError("numbers")
-    return numbers
+def _numbers(text: object, count: int, *, least: int = 0) -> tuple[int, ...]:
+    return tuple(unpacked(text, count, least=least).tolist())
 
 
 _OWED_STEPS = 2**16
@@ -308,9 +300,9 @@ def _rounded(owed: NDArray[np.float64]) -> tuple[float, ...]:
 
 def _packed_change(change: WeightChange) -> dict[str, Any]:
     """Return a change of weights in JSON types."""
-    values: dict[str, Any] = {"start": change.start, "shares": _packed(change.shares)}
+    values: dict[str, Any] = {"start": change.start, "shares": packed(change.shares)}
     if change.target is not None:
-        values |= {"until": change.until, "target": _packed(change.target)}
+        values |= {"until": change.until, "target": packed(change.target)}
     return values
 
 
@@ -321,9 +313,9 @@ def _change(values: Mapping[str, Any], parts: int) -> WeightChange:
     start, until, target = values["start"], values.get("until"), values.get("target")
     change = WeightChange(
         start=start,
-        shares=_unpacked(values["shares"], parts),
+        shares=_numbers(values["shares"], parts),
         until=until,
-        target=None if target is None else _unpacked(target, parts),
+        target=None if target is None else _numbers(target, parts),
     )
     lists = [change.shares] if change.target is None else [change.shares, change.target]
     ends = [start] if target is None else [start, until]
@@ -394,27 +386,22 @@ def late_parts_warning(
         return None
     stream, batches = own.stream(mixture), -(-own.samples // global_batch)
 
-    def absent(batch: int) -> NDArray[np.bool_]:
-        none: NDArray[np.bool_] = stream.counts(min(batch * global_batch, own.samples)) == 0
-        return none
+    def has_all_appeared(batch: int, parts: Sequence[int]) -> bool:
+        counts = stream.counts(min(batch * global_batch, own.samples))
+        return bool(counts[parts].all())
 
-    latest = np.zeros(parts, np.int64)  # a number of batches after which each part is still absent
-    for bound in (2**k for k in range(batches.bit_length())):
-        latest[absent(bound)] = bound
-    never = np.flatnonzero(absent(batches))
+    never = np.flatnonzero(stream.counts(own.samples) == 0)
     if len(never):
         message = f"the first epoch has no sample of {_named(own.names, never)}"
         return (
             f"The mixture has {parts:,} parts, and {message}. Raise the smallest weights, or pass "
             "a longer epoch to mix."
         )
-    shown = []
-    for part in np.argsort(-latest, kind="stable")[:_MOST_SHOWN].tolist():
-        low, high = int(latest[part]), min(batches, max(1, 2 * int(latest[part])))
-        while low + 1 < high:
-            middle = (low + high) // 2
-            low, high = (middle, high) if absent(middle)[part] else (low, middle)
-        shown.append((high, own.names[part]))
+    rarest = np.argsort(mixture.changes[0].shares, kind="stable")[:_MOST_SHOWN].tolist()
+    shown = [
+        (bisect_left(range(batches), True, key=partial(has_all_appeared, parts=[n])), own.names[n])
+        for n in rarest
+    ]
     listed = ", ".join(f'"{name}" after {number:,}' for number, name in sorted(shown)[::-1])
     return (
         f"The mixture has {parts:,} parts, and a global batch {global_batch:,} samples: no batch "

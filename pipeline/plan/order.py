@@ -35,7 +35,7 @@ import operator
 import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Required, TypedDict
 
 import numpy as np
 
@@ -234,6 +234,16 @@ _SHARD, _MOVES, _MOVED, _PIECE, _WINDOW, _STRAND = range(1, 7)
 _ONE = np.array(1, dtype=np.int64)  # an array: half the time of a Python number
 
 
+class PlanArguments(TypedDict, total=False):
+    """The arguments of a `Plan` that don't follow from its dataset."""
+
+    seed: Required[int | None]
+    lanes: Required[int]
+    window: Required[int]
+    reshuffle: float
+    lane_order: LaneOrder | None
+
+
 class Plan(JobPlan):
     """The mapping from positions of one dataset's stream to samples. Thread-safe.
 
@@ -332,29 +342,6 @@ class Plan(JobPlan):
         mixed = self._mixed / window_count(self.samples // self.strands, self._window_rows)
         return min(mixed, self._filled)
 
-    def batch(self, epoch: int, position: int, size: int, *, rank: int = 0, world: int = 1) -> Ints:
-        """Return (shard, row) of one rank's samples of a global batch [position, position + size).
-
-        size: of the global batch over all ranks, at least world. The batch is cut at the end of the
-        epoch (at position == samples it is empty; some ranks may get no sample). Rank r has slots
-        [r·n // world, (r + 1)·n // world) of its n samples sorted by the lane's place and the
-        offset. Returns a new int64 array, shape (slots, 2). Raises PlanError for a position beyond
-        the end, negative values, size < world, and a rank outside [0, world).
-        """
-        world = _integer("world", world, at_least=1)
-        rank = _integer("rank", rank, at_least=0)
-        if rank >= world:
-            raise PlanError(f"rank must be in [0, {world}), got {rank}.")
-        size = _integer("size", size, at_least=1)
-        if size < world:
-            raise PlanError(
-                f"A global batch of {size} can't give each of {world} ranks a sample. Raise the "
-                f"global batch to {world} or more, or use fewer ranks."
-            )
-        count = self._count(position, size)
-        low, high = rank * count // world, (rank + 1) * count // world
-        return self.places(epoch, position, size, low=low, high=high).rows
-
     def places_together(self, epoch: int, cuts: Sequence[SlotCut]) -> SlotSamples:
         """Return `places` of several batches of an epoch, end to end, by one computation."""
         epoch = _integer("epoch", epoch, at_least=0)
@@ -403,16 +390,6 @@ class Plan(JobPlan):
             return None
         _integer("epoch", epoch, at_least=0)
         return own_slots(position, self._count(position, size), self._lane_at)
-
-    def ids(self, epoch: int, position: int, size: int, *, rank: int = 0, world: int = 1) -> Ints:
-        """Return the sample ids of a `batch`: samples of the preceding shards, plus row.
-
-        int64, shape (slots,). Raises the same errors as `batch`.
-        """
-        rows = self.batch(epoch, position, size, rank=rank, world=world)
-        first: Ints = np.cumsum(self.sizes) - self.sizes
-        ids: Ints = first[rows[:, 0]] + rows[:, 1]
-        return ids
 
     def shards(self, global_batch: int, *, first: int, end: int, world: int) -> Ints:
         """Return the shards that ranks [first, end) of a world read in global batches of that size.

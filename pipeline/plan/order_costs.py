@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from penstock.pipeline.plan.lanes import lanes_of_slots
 from penstock.pipeline.plan.order import default_lanes, default_window, label_spread, most_lanes
 
 if TYPE_CHECKING:
     from penstock.pipeline.plan.order import JobPlan
-    from penstock.pipeline.plan.walk import BatchSchedule
 
 # Warn if a batch's label counts vary this much more than in a full shuffle: below it, BatchNorm's
 # statistics move less than between two batches.
@@ -88,32 +86,6 @@ def clustered_labels_warning(
         "which changes BatchNorm's statistics. `penstock pack` shuffles the data once; fewer "
         "lanes= or a wider window= mix more."
     )
-
-
-def uneven_batches_warning(schedule: BatchSchedule, *, lanes: int, nodes: int) -> str | None:
-    """Return a warning for later batches that aren't a multiple of the lanes; None if they cost
-    little.
-
-    A few of a node's slots are then in its neighbours' lanes, and it fetches shards of those lanes
-    for them.
-    """
-    for first, size in schedule.entries[schedule.history + 1 :]:
-        if nodes < 2 or size % lanes == 0 or size < nodes:
-            continue
-        cuts = [
-            lanes_of_slots(n * size // nodes, (n + 1) * size // nodes, count=size, lanes=lanes)
-            for n in range(nodes)
-        ]
-        readers = sum(end - begin for begin, end in cuts) / lanes
-        least = readers_per_shard(lanes, nodes)
-        if readers > _MORE_READERS * least:
-            better = max(1, round(size / lanes)) * lanes
-            return (
-                f"global_batch_size: the {size:,} samples from sample {first:,} on aren't a "
-                f"multiple of the job's {lanes} lanes, and each shard is then read by "
-                f"{readers:.1f} of the {nodes} nodes, with {better:,} by {least:.1f}. Pass that."
-            )
-    return None
 
 
 def usual_spreads(shards: int, *, icc: float, shuffled: bool) -> dict[int, float]:

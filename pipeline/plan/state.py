@@ -242,7 +242,10 @@ class LoaderState:
         """Return the lane order; None is the identity. Raises ResumeError."""
         if self.lane_order is None:
             return None
-        return LaneOrder.parse(self.lane_order, lanes=self.plan.lanes)
+        try:
+            return LaneOrder.parse(self.lane_order, lanes=self.plan.lanes)
+        except ValueError as error:
+            raise damaged(error) from None
 
     def resumed_schedule(self, wanted: BatchSchedule | None, *, drop_last: bool) -> BatchSchedule:
         """Return the schedule up to the position, then `wanted`; None: this state's schedule.
@@ -323,9 +326,14 @@ def _take(state: dict[str, Any], name: str, kinds: tuple[type, ...]) -> Any:
 def _check(is_right: bool, what: str) -> None:
     """Raise ResumeError for a damaged state. what: what is wrong with it."""
     if not is_right:
-        raise ResumeError(
-            f"State is damaged: {what}. Start from an older checkpoint, or without a state."
-        )
+        raise damaged(what)
+
+
+def damaged(what: object) -> ResumeError:
+    """Return the error for a damaged state. what: what is wrong with it."""
+    return ResumeError(
+        f"State is damaged: {what}. Start from an older checkpoint, or without a state."
+    )
 
 
 def _schedule(batches: Any, first_step: int) -> BatchSchedule:

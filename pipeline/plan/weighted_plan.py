@@ -14,20 +14,19 @@ from __future__ import annotations
 import hashlib
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from penstock.cache import PlanError, ResumeError
 from penstock.cache.base import keyed_hash, unit
-from penstock.pipeline.plan.order import JobPlan, Plan, SlotSamples
+from penstock.pipeline.plan.order import JobPlan, Plan, PlanArguments, SlotSamples
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.pipeline.plan.lanes import LaneOrder
     from penstock.pipeline.plan.order import SlotCut
     from penstock.readers import Contents, SampleSlots, SampleWeights
 
@@ -141,21 +140,14 @@ class WeightedPlan(JobPlan):
     """
 
     def __init__(
-        self,
-        contents: Contents,
-        settings: WeightSettings,
-        *,
-        seed: int,
-        lanes: int,
-        window: int,
-        reshuffle: float = 0.0,
-        lane_order: LaneOrder | None = None,
+        self, contents: Contents, settings: WeightSettings, **order: Unpack[PlanArguments]
     ) -> None:
         assert contents.weights is not None
+        assert order["seed"] is not None
         self._contents, self._weights, self._settings = contents, contents.weights, settings
         self.sizes, self.samples, self.bins = contents.sizes, settings.samples, 1
-        self.lanes, self.window, self.reshuffle = lanes, window, reshuffle
-        self._seed, self._lane_order = seed, lane_order
+        self.lanes, self.window = order["lanes"], order["window"]
+        self.reshuffle, self._seed, self._order = order.get("reshuffle", 0.0), order["seed"], order
         self._first = np.concatenate([[0], np.cumsum(self.sizes)])
         self._latest = settings.changes[-1][0]
         self._epochs: dict[int, tuple[SampleSlots, float, Plan]] = {}
@@ -165,16 +157,7 @@ class WeightedPlan(JobPlan):
         self, sizes: Ints, units: Sequence[Ints] | None, dealt: NDArray[np.bool_] | None = None
     ) -> Plan:
         """Return the plan of rows of these shards and units. dealt: as for `Plan`."""
-        return Plan(
-            sizes,
-            seed=self._seed,
-            lanes=self.lanes,
-            window=self.window,
-            reshuffle=self.reshuffle,
-            units=units,
-            lane_order=self._lane_order,
-            dealt=dealt,
-        )
+        return Plan(sizes, units=units, dealt=dealt, **self._order)
 
     def _epoch(self, number: int) -> tuple[SampleSlots, float, Plan]:
         """Return the slots of an epoch, its offset, and the plan over its expanded shards.
@@ -253,33 +236,9 @@ PartPlan = Plan | WeightedPlan
 
 
 def make_part_plan(
-    contents: Contents,
-    settings: WeightSettings | None,
-    *,
-    seed: int | None,
-    lanes: int,
-    window: int,
-    reshuffle: float = 0.0,
-    lane_order: LaneOrder | None = None,
+    contents: Contents, settings: WeightSettings | None, **order: Unpack[PlanArguments]
 ) -> PartPlan:
     """Return the plan of one part. settings: of the weights of its samples; None without any."""
     if settings is None:
-        return Plan(
-            contents.sizes,
-            seed=seed,
-            lanes=lanes,
-            window=window,
-            reshuffle=reshuffle,
-            units=contents.units,
-            lane_order=lane_order,
-        )
-    assert seed is not None
-    return WeightedPlan(
-        contents,
-        settings,
-        seed=seed,
-        lanes=lanes,
-        window=window,
-        reshuffle=reshuffle,
-        lane_order=lane_order,
-    )
+        return Plan(contents.sizes, units=contents.units, **order)
+    return WeightedPlan(contents, settings, **order)

@@ -63,6 +63,12 @@ class RankWaits:
         return cls(**values) if fits else None
 
 
+WAITS_OF_STATISTICS = (
+    *("wait_share", "wait_p50_s", "wait_p99_s", "bytes_disk", "bytes_peers", "bytes_remote"),
+    *("limit", "cause"),
+)
+"""The fields that a process publishes as its `Statistics` have them."""
+
 _JSON_TYPES: dict[Any, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,)}
 _FIELD_TYPES = {field.name: _JSON_TYPES[field.type] for field in fields(RankWaits)}
 

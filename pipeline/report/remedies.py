@@ -440,14 +440,21 @@ def cache_changes(facts: LoaderFacts) -> Iterator[Change]:
     )
 
 
-def model_changes(_: LoaderFacts) -> Iterator[Change]:
-    """State that the input side is fast enough."""
-    yield Change(
-        cause="slow-model",
-        advice="A faster input side would change nothing.",
-        removes=True,
-        assumes="the model takes no time",
-    )
+_MODEL = Change(
+    cause="slow-model",
+    advice="A faster input side would change nothing.",
+    removes=True,
+    assumes="the model takes no time",
+)
+_DATASET = Change(
+    cause="dataset-code",
+    advice="A larger num_workers=, or a native dataset (`penstock pack`), whose images DALI "
+    "decodes, would help.",
+)
+_COPY = Change(
+    cause="slow-copy",
+    advice="Smaller images (`penstock pack --short-side`) have fewer bytes to copy.",
+)
 
 
 def python_changes(facts: LoaderFacts) -> Iterator[Change]:
@@ -461,23 +468,6 @@ def python_changes(facts: LoaderFacts) -> Iterator[Change]:
         removes=True,
         assumes="the training loop takes no time",
         is_anomaly=True,
-    )
-
-
-def dataset_changes(_: LoaderFacts) -> Iterator[Change]:
-    """Propose changes if a torch dataset's own code is slow."""
-    yield Change(
-        cause="dataset-code",
-        advice="A larger num_workers=, or a native dataset (`penstock pack`), whose images DALI "
-        "decodes, would help.",
-    )
-
-
-def copy_changes(_: LoaderFacts) -> Iterator[Change]:
-    """Propose to copy fewer bytes."""
-    yield Change(
-        cause="slow-copy",
-        advice="Smaller images (`penstock pack --short-side`) have fewer bytes to copy.",
     )
 
 
@@ -501,9 +491,9 @@ class LimitRow:
 
 _DECODING: tuple[Stage, ...] = ("decode", "augment")
 LIMITS: dict[Limit, LimitRow] = {
-    "model": LimitRow("The model", model_changes),
+    "model": LimitRow("The model", lambda _: [_MODEL]),
     "python": LimitRow("The training loop's Python", python_changes),
-    "copy": LimitRow("The copy to the device", copy_changes, "copy", changed=("copy",)),
+    "copy": LimitRow("The copy to the device", lambda _: [_COPY], "copy", changed=("copy",)),
     "augment": LimitRow(
         "Augmenting", augment_changes, "augment", _DECODING, "decoding is the limit then"
     ),
@@ -511,7 +501,7 @@ LIMITS: dict[Limit, LimitRow] = {
     "decode": LimitRow(
         "Decoding and augmenting", decode_changes, "augment", _DECODING, "decoding stays the limit"
     ),
-    "dataset": LimitRow("The dataset's own code", dataset_changes),
+    "dataset": LimitRow("The dataset's own code", lambda _: [_DATASET]),
     "map": LimitRow("Your function in the recipe", map_changes),
     "disk": LimitRow(
         "Reading", disk_changes, "read", changed=("read",), waits_for="bytes from the disk"

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from penstock.cache import DatasetError, ResumeError
-from penstock.pipeline.plan import Cursor
+from penstock.cache import DatasetError
+from penstock.pipeline.plan import Cursor, damaged
 from penstock.pipeline.torch_data.random_states import NAMES, check_frozen
 from penstock.pipeline.torch_private import pinned
 
@@ -300,13 +300,10 @@ class Mark:
             counts = (mark.epoch, mark.batches, mark.position, mark.next_worker, mark.bad)
             if any(type(count) is not int or count < 0 for count in counts):
                 raise ValueError(f"counts are {counts}")
+            frozen = {name: getattr(mark, name) for name in NAMES}
+            own = {"rng": mark.generator}
+            for states in (frozen, own, *(worker.rng or {} for worker in workers)):
+                check_frozen(states)
         except (TypeError, ValueError, KeyError) as error:
-            raise ResumeError(
-                f"State is damaged ({error}). Start from an older checkpoint."
-            ) from error
-        for frozen in (
-            {name: getattr(mark, name) for name in NAMES},
-            *(worker.rng for worker in mark.workers if worker.rng is not None),
-        ):
-            check_frozen(frozen)
+            raise damaged(error) from error
         return mark

@@ -23,16 +23,9 @@ import torch
 import torch.utils.data
 
 from penstock.cache import ConfigError, DatasetError, PenstockWarning, PlanError
-from penstock.pipeline.options import check_shuffles, fresh_seed
-from penstock.pipeline.plan import (
-    JobOrder,
-    PlanSettings,
-    RankOrder,
-    Walk,
-    default_lanes,
-    default_window,
-    first_settings,
-)
+from penstock.pipeline.feed import warn_of_late_parts
+from penstock.pipeline.options import fresh_seed
+from penstock.pipeline.plan import JobOrder, RankOrder, Walk, default_lanes, default_window
 from penstock.pipeline.torch_data.mark import (
     Mark,
     WorkerPosition,
@@ -42,8 +35,8 @@ from penstock.pipeline.torch_data.mark import (
     length_of,
     state_of,
 )
-from penstock.pipeline.torch_data.occurrences import Occurrences
 from penstock.pipeline.torch_data.random_states import NAMES, WatchedDraws, freeze
+from penstock.pipeline.torch_data.samplers import Occurrences
 from penstock.readers import MapMixture, index_contents
 
 if TYPE_CHECKING:
@@ -392,7 +385,6 @@ class _TorchRequests(PassRequests):
                 order.sampler,
                 stateful=order.keeps_its_position,
                 first=mark.batches * order.batch_size if mark.sampler is not None else 0,
-                replay=_call if draws is None else draws.replay,
             )
         iterator = draw(lambda: iter(indices))
         # Not `yield from`: it would call iter() again, and some iterators restart then.
@@ -538,14 +530,17 @@ def _job_order(dataset: Any, options: LoaderOptions, mixture: MixtureSettings | 
             "a __len__, or drop seed=."
         ) from error
     schedule = options.schedule
-    check_shuffles(options.order, shuffle=bool(options.shuffle))
     source = IndexSource.of(dataset, samples)
-    settings = _settings(source.contents, options)
-    if mixture is None and not options.world.process:
-        _warn_of_late_parts(source.contents, settings, global_batch=schedule.size)
+    settings = options.first_settings(source.contents, global_batch=schedule.size)
     if mixture is not None:
         lanes, window = sum(mixture.lanes), max(mixture.windows)
         settings = replace(settings, lanes=lanes, window=window, mixture=mixture)
+    elif settings.shuffle and settings.mixture is None and options.order.window is None:
+        # Virtual shards needn't be fetched, so many rows may be open.
+        shards = len(source.contents.sizes)
+        lanes = default_lanes(schedule.size, shards)
+        window = default_window(shards, lanes, global_batch=schedule.size, icc=None, shuffled=False)
+        settings = replace(settings, window=window)
     samples = settings.epoch_samples(source.contents)
     walk = Walk(samples=samples, schedule=schedule, drop_last=bool(options.drop_last))
     if samples and not len(walk):
@@ -554,43 +549,7 @@ def _job_order(dataset: Any, options: LoaderOptions, mixture: MixtureSettings | 
             f"{samples}, and drop_last=True drops it, so an epoch would have no step. Pass a "
             "smaller batch or drop_last=False."
         )
-    return JobOrder(source=source, settings=settings, walk=walk)
-
-
-def _settings(contents: Contents, options: LoaderOptions) -> PlanSettings:
-    """Return the settings of a new job's plan."""
-    order, batch = options.order, options.schedule.size
-    seed, shuffle = options.plan_seed, bool(options.shuffle)
-    reshuffle = float(order.reshuffle)
-    if contents.mixture is not None:
-        return first_settings(
-            contents,
-            seed=seed,
-            global_batch=batch,
-            shuffle=shuffle,
-            lanes=order.lanes,
-            window=order.window,
-            reshuffle=reshuffle,
-            drop_last=bool(options.drop_last),
-        )
-    shards = len(contents.sizes)
-    lanes = default_lanes(batch, shards)
-    window = default_window(shards, lanes, global_batch=batch, icc=None, shuffled=False)
-    return PlanSettings(
-        seed=seed,
-        shuffle=shuffle,
-        lanes=lanes if order.lanes is None else order.lanes,
-        window=window if order.window is None else order.window,
-        reshuffle=reshuffle,
-    )
-
-
-def _warn_of_late_parts(contents: Contents, settings: PlanSettings, *, global_batch: int) -> None:
-    """Warn of parts of a mixture that some batches lack, as for native datasets."""
-    if contents.mixture is None or settings.mixture is None:
-        return
-    from penstock.pipeline.plan import late_parts_warning  # needed by mixtures only
-
-    late = late_parts_warning(contents.mixture, settings.mixture, global_batch=global_batch)
-    if late:
-        warnings.warn(late, PenstockWarning, stacklevel=6)
+    order = JobOrder(source=source, settings=settings, walk=walk)
+    if mixture is None:
+        warn_of_late_parts(order, options.world, stacklevel=6)
+    return order

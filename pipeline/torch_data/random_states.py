@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 
-from penstock.cache import ResumeError
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -40,16 +38,14 @@ def freeze(state: torch.Tensor) -> str:
 
 
 def thaw(text: str) -> torch.Tensor:
-    """Return the state of a `freeze`. Raises ResumeError."""
+    """Return the state of a `freeze`. Raises ValueError."""
     size = len(torch.get_rng_state())
     try:
         raw = zlib.decompressobj().decompress(_raw(text), size + 1)
     except zlib.error as error:
-        raise ResumeError(f"State is damaged: a generator's state ({error}).") from error
+        raise ValueError(f"a generator's state: {error}") from error
     if len(raw) != size:
-        raise ResumeError(
-            f"State is damaged: a generator's state has {len(raw)} bytes, wanted {size}."
-        )
+        raise ValueError(f"a generator's state has {len(raw)} bytes, wanted {size}")
     return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
 
 
@@ -58,22 +54,14 @@ def _text(raw: bytes) -> str:
 
 
 def _raw(text: str) -> bytearray:
-    try:
-        return bytearray(base64.b64decode(text, validate=True))
-    except (ValueError, TypeError) as error:
-        raise ResumeError(
-            f"State is damaged: a generator's state isn't base64 ({error})."
-        ) from error
+    return bytearray(base64.b64decode(text, validate=True))
 
 
 def _twister(text: str) -> tuple[Any, int]:
     raw = _raw(text)
     words = np.frombuffer(raw[: len(raw) // 4 * 4], np.uint32)
     if len(raw) != 4 * (_WORDS + 1) or words[-1] > _WORDS:
-        raise ResumeError(
-            f"State is damaged: a generator's state has {len(raw)} bytes, or a position outside "
-            f"of its {_WORDS} words."
-        )
+        raise ValueError(f"a generator's state of {len(raw)} bytes, or a place beyond them")
     return words[:-1], int(words[-1])
 
 
@@ -202,7 +190,7 @@ def _set_generators(states: dict[str, Any]) -> None:
 
 
 def check_frozen(frozen: dict[str, str | None]) -> None:
-    """Raise ResumeError for texts that `freeze` of a generator can't have written."""
+    """Raise ValueError for texts that `freeze` of a generator can't have written."""
     for name, text in frozen.items():
         if text is not None:
             KINDS[name].thaw(text)
@@ -249,18 +237,6 @@ class WatchedDraws:
                     kind.set(before[name])
                 elif after != before[name]:
                     self._drew(name, before[name], after)
-
-    def replay(self, draw: Callable[[], T]) -> T:
-        """Return draw() from the states with which the next draw begins.
-
-        Records nothing and restores all states.
-        """
-        before = generator_states()
-        _set_generators(self._own)
-        try:
-            return draw()
-        finally:
-            _set_generators(before)
 
     def _drew(self, name: str, before: Any, after: Any) -> None:
         if name not in self.recorded:

@@ -28,14 +28,14 @@ from penstock.cache import (
     check_process,
     watch,
 )
-from penstock.pipeline.feed import BadCount
+from penstock.pipeline.feed import BadCount, to_device
 from penstock.pipeline.members import Membership
 from penstock.pipeline.options import check_epoch
 from penstock.pipeline.report import Meter, QuarantineFile
 from penstock.pipeline.torch_data.mark import Mark, WorkerPosition, WorkerRequest, has_state
-from penstock.pipeline.torch_data.occurrences import shards_by_rank
 from penstock.pipeline.torch_data.pass_order import PlannedOrder, StreamOrder, TorchOrder, order_of
 from penstock.pipeline.torch_data.random_states import freeze, thaw
+from penstock.pipeline.torch_data.samplers import shards_by_rank
 from penstock.pipeline.torch_data.torch_loaders import TorchIterator, TorchLoader, make_loader
 from penstock.pipeline.torch_data.torch_state import (
     check_can_be_taken,
@@ -232,19 +232,6 @@ class DatasetEpoch:
         set_epoch(epoch)
         if not hasattr(self._dataset, "epoch"):
             self._latest = epoch
-
-
-def to_device(batch: Any, device: torch.device) -> Any:
-    """Return the batch with every tensor on the device, in containers of the same kind."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return type(batch)({key: to_device(value, device) for key, value in batch.items()})  # type: ignore[call-arg]
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(value, device) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(to_device(value, device) for value in batch)
-    return batch
 
 
 def with_valid(batch: Any, valid: torch.Tensor) -> Any:

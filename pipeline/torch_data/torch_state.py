@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cache import ConfigError, PenstockWarning, ResumeError
 from penstock.pipeline.options import warn_of_other_ends
-from penstock.pipeline.plan import not_a_torch_state
+from penstock.pipeline.plan import damaged, not_a_torch_state
 from penstock.pipeline.torch_data.mark import Mark, length_of
 from penstock.pipeline.torch_data.pass_order import PlannedOrder
 from penstock.pipeline.torch_data.random_states import NAMES
@@ -59,10 +59,7 @@ def mixture_of(order: PassOrder, state: Any) -> MixtureSettings | None:
     try:
         settings = MixtureSettings.from_dict(state["mixture"])
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise ResumeError(
-            f"State is damaged: its mixture is {state['mixture']!r:.80}. Start from an older "
-            "checkpoint, or without a state."
-        ) from None
+        raise damaged(f"its mixture is {state['mixture']!r:.80}") from None
     settings.check(mixture)
     return settings
 

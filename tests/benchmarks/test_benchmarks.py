@@ -239,7 +239,7 @@ def test_few_samples_may_differ_by_chance(samples: int, refused: bool) -> None:
 
 def test_a_child_that_fails_reports_why() -> None:
     with (
-        Child("penstock.pipeline.bench.player", ["penstock", "not json"]) as child,
+        Child("penstock.pipeline.bench.rounds", ["penstock", "not json"]) as child,
         pytest.raises(ChildFailedError, match="JSONDecodeError"),
     ):
         child.receive()

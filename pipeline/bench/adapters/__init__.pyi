@@ -5,9 +5,13 @@ from .adapter import MEAN as MEAN, PlayedLoader as PlayedLoader
 from .adapter import RATIO as RATIO, Work as Work, converted as converted
 from .adapter import list_files as list_files
 from .dali import SMALL_CROP as SMALL_CROP
-from .images import RandomCropTransform as RandomCropTransform
-from .images import TorchWorkerTransform as TorchWorkerTransform, crop_window as crop_window
-from .images import normalised as normalised, one_thread as one_thread, read_bytes as read_bytes
+from .torch_loader import RandomCropTransform as RandomCropTransform
+from .torch_loader import TorchWorkerTransform as TorchWorkerTransform, crop_window as crop_window
+from .torch_loader import (
+    normalised as normalised,
+    one_thread as one_thread,
+    read_bytes as read_bytes,
+)
 from .loader_registry import ADAPTERS as ADAPTERS, LOADERS as LOADERS, OURS as OURS
 from .loader_registry import TITLES as TITLES, find_adapter as find_adapter
 from .loader_registry import split_installed as split_installed

@@ -144,7 +144,7 @@ def converted(work: Work, name: str, write: Callable[[Files, Path], None]) -> Pa
 
 IMAGE_FOLDER = "the image folder"
 IMAGE_MODULES = ("PIL.Image", "PIL.JpegImagePlugin", "numpy")
-"""The modules that decoding by `adapters.images` imports."""
+"""The modules that decoding by `RandomCropTransform` imports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,14 +10,14 @@ from .forecast import (
     forecast as forecast,
     unmet_utilisation as unmet_utilisation,
 )
-from .mixture_reads import MixtureReads as MixtureReads, mixture_reads as mixture_reads
+from .shard_geometry import mixture_reads as mixture_reads
 from .shard_geometry import LEAST_SHARD_BYTES as LEAST_SHARD_BYTES, MOST_READERS as MOST_READERS
 from .shard_geometry import SHARD_BYTES as SHARD_BYTES, readers_warning as readers_warning
 from .shard_geometry import geometry_of as geometry_of, shard_bytes_for as shard_bytes_for
 from .shard_geometry import shards_for as shards_for
 from .shard_geometry import small_cache_warning as small_cache_warning
 from .shard_geometry import ShardGeometry as ShardGeometry
-from .traffic import EARLY_BATCHES as EARLY_BATCHES, block_samples as block_samples
-from .traffic import TIER_NAMES as TIER_NAMES, memory_share as memory_share
-from .traffic import reshuffled_share as reshuffled_share, single_share as single_share
+from .forecast import EARLY_BATCHES as EARLY_BATCHES, block_samples as block_samples
+from .forecast import TIER_NAMES as TIER_NAMES, memory_share as memory_share
+from .forecast import reshuffled_share as reshuffled_share, single_share as single_share
 from .cluster import au_percent as au_percent

@@ -89,9 +89,3 @@ def test_the_published_paces() -> None:
 def test_an_unknown_accelerator_is_answered_with_the_names() -> None:
     with pytest.raises(ConfigError, match=r"tpu.*h100-resnet50.*dgx-pod"):
         accelerator("tpu")
-
-
-@pytest.mark.parametrize("batch_size", [0, -3])
-def test_a_step_over_no_sample_is_refused(batch_size: int) -> None:
-    with pytest.raises(ConfigError, match="wanted 1 or more"):
-        accelerator("dgx-pod").step_for(batch_size)

@@ -214,7 +214,7 @@ def test_interrupted_is_130(folder: Path, tmp_path: Path) -> None:
 INTERRUPTED = f"""
 import os, sys
 from penstock.pipeline.cli import main
-from penstock.pipeline.cli.progress_bars import SampleProgress
+from penstock.pipeline.cli.output import SampleProgress
 
 def interrupt(self, *_):
     os.kill(os.getpid(), {int(signal.SIGINT)})
@@ -446,11 +446,14 @@ def test_addresses_that_are_none(on: str) -> None:
 
 def test_a_scheduler_file_that_is_not_there(tmp_path: Path) -> None:
     on = f"dask-scheduler-file:{tmp_path / 'none.json'}"
-    with pytest.raises(ConfigError, match="doesn't exist"), executor_on(on):
+    with pytest.raises(ConfigError, match=r"No such file.*wanted the file"), executor_on(on):
         pass
     for text in ("root:x:0:0", "{}", "[]", '{"address": null}'):
         (tmp_path / "none.json").write_text(text)
-        with pytest.raises(ConfigError, match="isn't a scheduler file"), executor_on(on):
+        with (
+            pytest.raises(ConfigError, match="wanted the file that a running scheduler"),
+            executor_on(on),
+        ):
             pass
 
 

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 Space = namedtuple("Space", "total free")
 GPU = "H100 (80.0 GiB)"
-PACKAGES: dict[str, Any] = dict(altered=[], hiding=[])
 A_FOLDER: dict[str, Any] = dict(
     path="/data",
     exists=True,
@@ -69,7 +68,7 @@ HEALTHY: dict[str, Any] = dict(
     slurm_batch=False,
     shm=Space(2**34, 2**34),
     open_files=(65536, 65536),
-    **PACKAGES,
+    hiding=[],
     **A_FOLDER,
 )
 A_CACHE: dict[str, Any] = A_FOLDER | dict(

@@ -148,7 +148,7 @@ def test_without_room_it_is_told(root: Path, caplog: pytest.LogCaptureFixture) -
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(said) == 2
     assert f"mix {CHUNKS // 2} decode units" in said[0]
-    assert "memory keeps 300 B and the cache folder 0 B" in said[0]
+    assert "memory keeps up to 300 B, and the cache folder up to 0 B" in said[0]
     assert "some are decoded again" in said[1]
 
 

@@ -44,7 +44,7 @@ def order_of_lanes(places: Sequence[int]) -> LaneOrder:
 
 def ids_of(plan: Plan, epoch: int, position: int, size: int, **ranks: int) -> NDArray[np.int64]:
     """The ids of a batch: samples of the preceding shards, plus row."""
-    rows = plan.batch(epoch, position, size, **ranks)
+    rows = batch_of(plan, epoch, position, size, **ranks)
     ids: NDArray[np.int64] = (np.cumsum(plan.sizes) - plan.sizes)[rows[:, 0]] + rows[:, 1]
     return ids
 

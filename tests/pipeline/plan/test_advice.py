@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 from penstock.cache import PenstockWarning
 from penstock.pipeline import DataLoader, Order, World
 from penstock.pipeline.plan import (
-    BatchSchedule,
     Plan,
     ShardReaders,
     better_batch,
@@ -26,14 +24,12 @@ from penstock.pipeline.plan import (
     most_lanes,
     readers_of,
     readers_per_shard,
-    uneven_batches_warning,
     usual_spreads,
 )
 from penstock.pipeline.plan.sizing import readers_warning
 from penstock.readers import Dataset, pack
 from tests import warm
 from tests.images import jpeg
-from tests.sources import Values
 
 if TYPE_CHECKING:
     import subprocess
@@ -179,25 +175,6 @@ def test_the_loader_names_a_better_batch(sorted_folder: Path, tmp_path: Path) ->
             dataset, global_batch_size=37, world=World(0, 4), order=Order(lanes=1), **options
         )
         loader.close()
-
-
-def test_batches_that_grow_past_the_lanes_are_named() -> None:
-    schedule = BatchSchedule.of({0: 8192, 10**6: 16384, 5 * 10**7: 16000})
-    words = uneven_batches_warning(schedule, lanes=1024, nodes=32)
-    assert words is not None
-    assert (
-        "the 16,000 samples from sample 50,000,000 on aren't a multiple of the job's 1024" in words
-    )
-    assert "read by 1.5 of the 32 nodes, with 16,384 by 1.0" in words
-    assert uneven_batches_warning(schedule, lanes=1024, nodes=1) is None
-    assert (
-        uneven_batches_warning(BatchSchedule.of({0: 8192, 9: 12288}), lanes=1024, nodes=32) is None
-    )
-    loader = partial(DataLoader, Values([9] * 64), world=World(0, 4), drop_last=True)
-    with pytest.warns(PenstockWarning, match="the 36 samples from sample 200 on aren't a multiple"):
-        loader(
-            global_batch_size={0: 32, 200: 36}, shuffle=True, seed=1, order=Order(lanes=16)
-        ).close()
 
 
 def test_pack_and_inspect_warn(sorted_folder: Path, tmp_path: Path) -> None:

@@ -266,7 +266,7 @@ def test_an_order_of_lanes_sorts_each_batch_and_changes_none(
             assert before[own_slots].tolist() == after.tolist()
         return
     own = Plan(plan.sizes, seed=3, lanes=lanes, window=2)
-    stream = own.batch(epoch, 0, own.samples).tolist()
+    stream = batch_of(own, epoch, 0, own.samples).tolist()
     lane_of = [x for x in range(lanes) for _ in range(x, own.samples, lanes)]
     place_of = {lane: place for place, lane in enumerate(places.groups)}
     for step in steps:

@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from penstock.pipeline.plan import Plan, ShardReaders
-from tests.pipeline.plan.plans import order_of_lanes
+from tests.pipeline.plan.plans import batch_of, order_of_lanes
 
 
 @st.composite
@@ -32,7 +32,8 @@ def reader_sets(plan: Plan, epoch: int, nodes: list[int]) -> list[set[int]]:
     node_of = np.repeat(np.arange(len(nodes)), nodes)
     for position in range(0, plan.samples - size + 1, size):
         for rank in range(world):
-            for shard in plan.batch(epoch, position, size, rank=rank, world=world)[:, 0].tolist():
+            rows = batch_of(plan, epoch, position, size, rank=rank, world=world)
+            for shard in rows[:, 0].tolist():
                 found[shard].add(int(node_of[rank]))
     return found
 

@@ -17,7 +17,7 @@ from penstock.pipeline.plan import (
     choose_lane_order,
     held_bytes_of_lanes,
 )
-from tests.pipeline.plan.plans import order_of_lanes
+from tests.pipeline.plan.plans import batch_of, order_of_lanes
 
 LANES, BYTES = 256, 10**9
 
@@ -85,11 +85,11 @@ def test_survivors_keep_what_they_hold_whichever_is_lost(nodes: int, lanes: int)
 
 
 def test_where_lanes_are_few_those_at_borders_are_read_twice() -> None:
-    """31 nodes of 256 lanes have 7 or 8 whole places each, which is the best possible."""
+    """31 nodes of 256 lanes have 7 or 8 whole places each."""
     held, nodes = np.delete(after([8] * 32), 5, axis=0), [8] * 31
     choice = chosen(held, nodes)
     assert 0.95 < share(choice) < 1 - 1 / 32
-    assert worth(held, nodes, choice.order) == pytest.approx(best(held, nodes), rel=1e-6)
+    assert worth(held, nodes, choice.order) >= 0.99 * best(held, nodes)
 
 
 @pytest.mark.parametrize(("before", "now"), [(8, 4), (4, 8), (16, 32), (32, 16), (128, 256)])
@@ -129,7 +129,7 @@ def test_a_cold_node_in_place_of_a_lost_one_gets_what_no_node_has() -> None:
     seed=st.integers(0, 2**32),
     empty=st.floats(0, 1),
 )
-def test_it_is_worth_as_much_as_can_be(
+def test_it_is_worth_half_of_what_can_be_or_more_and_no_less_than_before(
     ranks: list[int], lanes: int, most: int, seed: int, empty: float
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -140,11 +140,11 @@ def test_it_is_worth_as_much_as_can_be(
     got, most_worth = worth(held, ranks, choice.order), best(held, ranks)
     before = worth(held, ranks, last)
     assert got >= before * (1 - 1e-6)
-    # What is within 1/32 of the largest is alike.
-    alike = (1 - 1e-6) * 31 / 32 if most > 32 else 1 - 1e-6
-    assert got >= alike * most_worth - 0.0101 * held.max(axis=0).sum()
+    # What is within 1/32 of the largest is alike, and pairs that are chosen first block two others.
+    least = (1 - 1e-6) * 31 / 64 * most_worth
+    assert got >= least - 0.0101 * held.max(axis=0).sum()
     if choice.order != last:
-        assert got >= alike * most_worth
+        assert got >= least
     assert choice.chosen == pytest.approx(got, rel=1e-5, abs=lanes + most * 1e-6)
     assert choice.last == pytest.approx(before, rel=1e-5, abs=lanes + most * 1e-6)
     again = chosen(held.copy(), list(ranks), last)
@@ -201,10 +201,10 @@ def test_groups_of_many_lanes_and_a_shorter_last_one() -> None:
 
 
 @pytest.mark.parametrize("groups", [1024, pytest.param(2048, marks=pytest.mark.grid)])
-@pytest.mark.parametrize("kind", ["any", "dealt", "few"])
-def test_thousands_of_nodes(kind: str, groups: int) -> None:
+@pytest.mark.parametrize(("kind", "least"), [("any", 0.98), ("dealt", 0.85), ("few", 0.9)])
+def test_more_nodes_than_lanes(kind: str, least: float, groups: int) -> None:
     rng = np.random.default_rng(4)
-    nodes = 2 * groups
+    nodes = 2 * groups  # two a place, of which each reads half
     held = np.zeros((nodes, groups), np.int64)
     if kind == "any":
         held = rng.integers(0, BYTES, (nodes, groups))
@@ -214,11 +214,7 @@ def test_thousands_of_nodes(kind: str, groups: int) -> None:
         for _ in range(3):
             held[np.arange(nodes), rng.integers(0, groups, nodes)] = rng.integers(0, BYTES, nodes)
     choice = chosen(held, [8] * nodes)
-    if kind == "dealt":
-        # Two nodes a place: each has half of it, and holds the other node's lane or its own.
-        assert choice.chosen >= 0.5 * groups * BYTES
-        return
-    assert worth(held, [8] * nodes, choice.order) >= 0.98 * best(held, [8] * nodes)
+    assert worth(held, [8] * nodes, choice.order) >= least * best(held, [8] * nodes)
 
 
 def test_a_last_order_of_other_lanes_is_refused() -> None:
@@ -245,7 +241,7 @@ def test_held_bytes_of_lanes_count_the_rows_that_lanes_have(
     each = 1000 * np.random.default_rng(seed).integers(0, 2, len(sizes))
     held = each * plan.sizes  # 1,000 bytes a row
     for epoch in (0, 3):
-        rows = plan.batch(epoch, 0, plan.samples)
+        rows = batch_of(plan, epoch, 0, plan.samples)
         lane = np.concatenate(
             [np.full(len(range(x, plan.samples, lanes)), x) for x in range(lanes)]
         )
@@ -259,19 +255,15 @@ def test_held_bytes_of_other_shards_are_refused() -> None:
         held_bytes_of_lanes(plan, 0, np.zeros(3, np.int64))
 
 
-assignment = pytest.importorskip("scipy.optimize").linear_sum_assignment
-
-
-def best_sum(value: np.ndarray, room: np.ndarray) -> int:
-    """Return the sum of scipy's assignment, with one column for each place of a bin."""
-    columns = np.repeat(value, room, axis=1)
-    return int(columns[assignment(columns, maximize=True)].sum())
-
-
-def checked_sum(value: np.ndarray, room: np.ndarray, **options: int) -> int:
-    bins = best_bins(value, room, **options)
+def checked_sum(value: np.ndarray, room: np.ndarray) -> tuple[int, int]:
+    """Return the sum of the chosen bins, and that of scipy's assignment, with one column for each
+    place of a bin."""
+    assignment = pytest.importorskip("scipy.optimize").linear_sum_assignment
+    bins = best_bins(value, room)
     assert np.bincount(bins, minlength=len(room)).tolist() == room.tolist()
-    return int(value[np.arange(len(bins)), bins].sum())
+    columns = np.repeat(value, room, axis=1)
+    most = columns[assignment(columns, maximize=True)].sum()
+    return int(value[np.arange(len(bins)), bins].sum()), int(most)
 
 
 @settings(max_examples=200, deadline=None)
@@ -281,12 +273,14 @@ def checked_sum(value: np.ndarray, room: np.ndarray, **options: int) -> int:
     most=st.sampled_from([1, 2, 5, 1000, 2**40]),
     empty=st.floats(0, 1),
 )
-def test_the_sum_is_the_largest(seed: int, room: list[int], most: int, empty: float) -> None:
+def test_each_row_has_a_bin_and_the_sum_is_large(
+    seed: int, room: list[int], most: int, empty: float
+) -> None:
     rng = np.random.default_rng(seed)
     value = rng.integers(0, most, (sum(room), len(room)), endpoint=True)
     value[rng.random(value.shape) < empty] = 0
-    bins = np.array(room)
-    assert checked_sum(value, bins) == best_sum(value, bins)
+    found, largest = checked_sum(value, np.array(room))
+    assert 2 * found >= largest
 
 
 @pytest.mark.parametrize("bins", [3, 40, 250])
@@ -302,11 +296,17 @@ def test_hundreds_of_rows(bins: int, kind: str) -> None:
         value = np.outer(rng.integers(1, 2**10, 250), rng.integers(1, 2**10, bins))
     elif kind == "one":
         value[:, 1:] = 0
-    assert checked_sum(value, room) == best_sum(value, room)
+    found, largest = checked_sum(value, room)
+    assert found >= (0.92 if kind == "few" else 0.97) * largest
 
 
-@pytest.mark.parametrize("work", [0, 2**20])
-def test_a_search_that_ends_early_loses_little(work: int) -> None:
-    rng = np.random.default_rng(1)
-    value, room = rng.integers(0, 2**24, (300, 300)), np.ones(300, np.int64)
-    assert checked_sum(value, room, most_work=work) >= 0.95 * best_sum(value, room)
+@pytest.mark.parametrize("now", [7, 9, 12, 16])
+def test_after_a_change_of_nodes_hardly_anything_is_lost(now: int) -> None:
+    """Nodes that hold their lanes, and parts of others' from the job before."""
+    rng = np.random.default_rng(now)
+    full = after([8] * 8)
+    old = np.maximum(full * rng.random(full.shape), full[dealt(8, 5)] * rng.random(full.shape))
+    held = np.zeros((now, LANES), np.int64)
+    held[rng.permutation(now)[: min(8, now)]] = old.astype(np.int64)[: min(8, now)]
+    choice = chosen(held, [8] * now)
+    assert worth(held, [8] * now, choice.order) >= 0.97 * best(held, [8] * now)

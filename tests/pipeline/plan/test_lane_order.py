@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache import PlanError, ResumeError
+from penstock.cache import PlanError
 from penstock.pipeline.plan import (
     MOST_GROUPS,
     LaneGroups,
@@ -83,7 +83,7 @@ def _text(groups: list[int], lanes: int) -> str:
     ],
 )
 def test_hostile_texts_are_refused(text: object) -> None:
-    with pytest.raises(ResumeError) as raised:
+    with pytest.raises(ValueError, match=r".") as raised:
         LaneOrder.parse(text, lanes=4)
     assert len(str(raised.value)) < 500
 
@@ -93,7 +93,7 @@ def test_hostile_texts_are_refused(text: object) -> None:
 def test_any_text_is_an_order_or_refused(text: str) -> None:
     try:
         order = LaneOrder.parse(text, lanes=4)
-    except ResumeError:
+    except ValueError:
         return
     assert sorted(order.groups) == [0, 1, 2, 3]
 

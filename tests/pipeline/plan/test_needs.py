@@ -27,7 +27,7 @@ from penstock.pipeline.plan import (
     widening,
     window_room_warning,
 )
-from tests.pipeline.plan.plans import order_of_lanes
+from tests.pipeline.plan.plans import batch_of, order_of_lanes
 
 # -- which shards
 
@@ -54,7 +54,7 @@ def jobs(draw: st.DrawFn) -> tuple[Plan, int, int, int, int]:
 
 
 def touched(plan: Plan, batch: int, world: int, ranks: range, epoch: int, at: int) -> set[int]:
-    rows = [plan.batch(epoch, at, batch, rank=rank, world=world)[:, 0] for rank in ranks]
+    rows = [batch_of(plan, epoch, at, batch, rank=rank, world=world)[:, 0] for rank in ranks]
     return set(np.concatenate(rows).tolist())
 
 

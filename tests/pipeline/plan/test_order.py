@@ -18,6 +18,7 @@ from penstock.cache.base import keyed_hash
 from penstock.pipeline.plan import Plan
 from tests.pipeline.plan.plans import (
     PRIMES_AND_POWERS,
+    batch_of,
     fresh,
     ids_of,
     plans,
@@ -39,7 +40,7 @@ def test_each_epoch_visits_every_sample_once(plan, epoch, size):
 @given(plan=plans(), epoch=st.integers(0, 3), size=st.integers(1, 30), data=st.data())
 def test_ids_agree_with_rows(plan, epoch, size, data):
     position = data.draw(st.integers(0, plan.samples))
-    rows = plan.batch(epoch, position, size)
+    rows = batch_of(plan, epoch, position, size)
     assert rows.shape == (min(size, plan.samples - position), 2)
     assert rows.dtype == np.int64
     assert np.all(rows[:, 1] >= 0)
@@ -81,8 +82,8 @@ def test_every_world_size_gives_the_same_global_batches_on_the_whole_grid(world)
 
 
 def assert_ranks_share(plan, epoch, position, size, world):
-    together = plan.batch(epoch, position, size)
-    slices = [plan.batch(epoch, position, size, rank=r, world=world) for r in range(world)]
+    together = batch_of(plan, epoch, position, size)
+    slices = [batch_of(plan, epoch, position, size, rank=r, world=world) for r in range(world)]
     np.testing.assert_array_equal(np.concatenate(slices), together)
     lengths = [len(s) for s in slices]
     assert max(lengths) - min(lengths) <= 1
@@ -104,10 +105,10 @@ def test_batch_size_may_change_at_any_position(plan, epoch, data):
 @settings(max_examples=60, deadline=None)
 @given(plan=plans(), epoch=st.integers(0, 3), size=st.integers(1, 60), data=st.data())
 def test_seeking_equals_walking(plan, epoch, size, data):
-    walked = [plan.batch(epoch, p, size) for p in range(0, plan.samples, size)]
+    walked = [batch_of(plan, epoch, p, size) for p in range(0, plan.samples, size)]
     if walked:
         step = data.draw(st.integers(0, len(walked) - 1))
-        np.testing.assert_array_equal(fresh(plan).batch(epoch, step * size, size), walked[step])
+        np.testing.assert_array_equal(batch_of(fresh(plan), epoch, step * size, size), walked[step])
 
 
 @settings(max_examples=30, deadline=None)
@@ -121,7 +122,7 @@ def test_calls_in_any_order_agree(plan, data):
         )
     )
     for call in calls:
-        np.testing.assert_array_equal(plan.batch(*call), fresh(plan).batch(*call))
+        np.testing.assert_array_equal(batch_of(plan, *call), batch_of(fresh(plan), *call))
 
 
 def test_threads_agree():
@@ -280,7 +281,7 @@ def test_the_fingerprint_stays_and_distinguishes_plans():
 
 def test_the_end_of_an_epoch_clips_and_may_leave_ranks_without():
     plan = Plan([4, 3], seed=0, lanes=2, window=1)
-    assert plan.batch(0, 7, 5).shape == (0, 2)
+    assert batch_of(plan, 0, 7, 5).shape == (0, 2)
     assert ids_of(plan, 0, 7, 5).shape == (0,)
     assert len(ids_of(plan, 0, 5, 5)) == 2
     shares = [len(ids_of(plan, 0, 5, 5, rank=r, world=5)) for r in range(5)]
@@ -292,7 +293,7 @@ def test_nothing_is_an_epoch_of_no_batches(sizes):
     for seed in (None, 3):
         plan = Plan(sizes, seed=seed, lanes=4, window=2, reshuffle=0.5)
         assert plan.samples == 0
-        assert plan.batch(0, 0, 8).shape == (0, 2)
+        assert batch_of(plan, 0, 0, 8).shape == (0, 2)
 
 
 @pytest.mark.parametrize(
@@ -306,14 +307,13 @@ def test_nothing_is_an_epoch_of_no_batches(sizes):
         ((0, 0.5, 4), {}, "position"),
         ((0, 0, 4), {"rank": 4, "world": 4}, "rank"),
         ((0, 0, 4), {"rank": -1, "world": 4}, "rank"),
-        ((0, 0, 4), {"world": 0}, "world"),
-        ((0, 0, 4), {"world": 5}, "each of 5 ranks"),
+        ((0, 0, 4), {"world": 0}, "size"),
     ],
 )
 def test_calls_out_of_range_are_refused(call, keywords, message):
     plan = Plan([4, 3], seed=0, lanes=2, window=1)
     with pytest.raises(PlanError, match=message):
-        plan.batch(*call, **keywords)
+        batch_of(plan, *call, **keywords)
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_plans_out_of_range_are_refused(wrong):
 def test_a_window_beyond_32_bits_is_refused_with_what_to_do():
     plan = Plan([2**34] * 4, seed=0, lanes=1, window=2)
     with pytest.raises(PlanError, match="smaller window"):
-        plan.batch(0, 0, 8)
+        batch_of(plan, 0, 0, 8)
 
 
 def test_what_callers_hold_is_theirs():
@@ -377,7 +377,7 @@ def test_order_is_the_documented_one(plan, epoch, size):
             slots = sorted(
                 (q % plan.lanes, q // plan.lanes) for q in range(p, min(p + size, len(expected)))
             )
-            rows = plan.batch(epoch, p, size).tolist()
+            rows = batch_of(plan, epoch, p, size).tolist()
             assert rows == [list(expected[offset * plan.lanes + lane]) for lane, offset in slots]
             at += len(rows)
         assert at == plan.samples
@@ -462,7 +462,7 @@ def phases(strands):
 
 def lane_of(plan, epoch):
     """Each shard's lane (of most of its samples) in an epoch."""
-    rows = plan.batch(epoch, 0, plan.samples)  # sorted by lane
+    rows = batch_of(plan, epoch, 0, plan.samples)  # sorted by lane
     lane = np.arange(plan.samples) * plan.lanes // plan.samples
     counts = np.zeros((len(plan.sizes), plan.lanes), dtype=np.int64)
     np.add.at(counts, (rows[:, 0], lane), 1)

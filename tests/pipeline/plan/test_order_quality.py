@@ -12,7 +12,7 @@ import pytest
 from benchmarks.order_large import in_a_child
 from penstock.cache.base import keyed_hash, splitmix64
 from penstock.pipeline.plan import Plan, default_lanes, default_window, label_spread, partners
-from tests.pipeline.plan.plans import ids_of, whole
+from tests.pipeline.plan.plans import batch_of, ids_of, whole
 
 # -- how well it mixes, measured
 
@@ -73,7 +73,7 @@ def test_a_window_that_covers_a_lane_mixes_all_of_it(sizes, lanes, window):
     for epoch in (0, 1):
         per_shard = np.array(
             [
-                np.bincount(plan.batch(epoch, step * size, size)[:, 0], minlength=len(sizes))
+                np.bincount(batch_of(plan, epoch, step * size, size)[:, 0], minlength=len(sizes))
                 for step in range(steps)
             ]
         )
@@ -126,7 +126,7 @@ def shards_of_a_rank(plan, size, world):
     """Return from how many shards one rank's batch comes, on average."""
     places = range(0, plan.samples - size + 1, max(size, plan.samples // 8 // size * size))
     found = [
-        len(np.unique(plan.batch(epoch, at, size, rank=rank, world=world)[:, 0]))
+        len(np.unique(batch_of(plan, epoch, at, size, rank=rank, world=world)[:, 0]))
         for epoch in (0, 1)
         for at in places
         for rank in range(0, world, max(1, world // 16))
@@ -177,7 +177,7 @@ def test_a_thousand_million_samples_cost_megabytes_at_any_position(counted):
         counted["hashed"] = 0
         tracemalloc.start()
         plan = Plan(sizes, seed=1, lanes=64, window=16)
-        assert len(plan.batch(epoch, int(plan.samples * share), 256)) == 256
+        assert len(batch_of(plan, epoch, int(plan.samples * share), 256)) == 256
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         works.append(counted["hashed"])
@@ -197,7 +197,7 @@ def test_a_walk_hashes_each_sample_about_once(counted):
 
 def test_windows_smaller_than_a_batch_cost_no_more_than_the_batch(counted):
     plan = Plan([1] * 20_000, seed=1, lanes=1, window=3)
-    plan.batch(0, 0, 1)
+    batch_of(plan, 0, 0, 1)
     counted["hashed"] = 0
     whole(plan, 0, 500)
     assert counted["hashed"] < 2.5 * plan.samples  # and a hash for each window of 3
@@ -208,7 +208,7 @@ def nodes_per_shard(plan, size, nodes):
     readers: set[tuple[int, int]] = set()
     for position in range(0, plan.samples - size + 1, size):
         for node in range(nodes):
-            rows = plan.batch(0, position, size, rank=node, world=nodes)
+            rows = batch_of(plan, 0, position, size, rank=node, world=nodes)
             readers.update((shard, node) for shard in np.unique(rows[:, 0]).tolist())
     return len(readers) / len(plan.sizes)
 
@@ -258,7 +258,7 @@ def peak_demand(plan, size, *, rank=0, world=1):
     seen = np.zeros(len(plan.sizes), dtype=np.bool_)
     opened = []
     for position in range(0, plan.samples, size):
-        rows = plan.batch(0, position, size, rank=rank, world=world)
+        rows = batch_of(plan, 0, position, size, rank=rank, world=world)
         shards = np.unique(rows[:, 0])
         opened.append(plan.sizes[shards[~seen[shards]]].sum())
         seen[shards] = True

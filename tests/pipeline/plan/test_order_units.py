@@ -26,7 +26,7 @@ from penstock.pipeline.plan import (
 )
 from penstock.readers import Contents
 from penstock.readers.fieldtypes import Schema
-from tests.pipeline.plan.plans import plans, whole
+from tests.pipeline.plan.plans import batch_of, plans, whole
 
 if TYPE_CHECKING:
     Shape = tuple[list[list[int]], dict[str, Any]]
@@ -68,8 +68,8 @@ def test_every_world_size_gives_the_same_global_batches(
 ) -> None:
     plan = planned(shape[0], **shape[1])
     position = data.draw(st.integers(0, plan.samples))
-    together = plan.batch(epoch, position, 100)
-    slices = [plan.batch(epoch, position, 100, rank=r, world=world) for r in range(world)]
+    together = batch_of(plan, epoch, position, 100)
+    slices = [batch_of(plan, epoch, position, 100, rank=r, world=world) for r in range(world)]
     np.testing.assert_array_equal(np.concatenate(slices), together)
 
 
@@ -112,7 +112,7 @@ def test_a_unit_is_done_with_before_the_next_window_begins(
     longest = max(max(each) for each in units)
     mean = plan.samples / sum(map(len, units))
     wanted = max(longest, int(window * mean * lanes / plan.strands))  # rows of a strand
-    stream = [plan.batch(epoch, position, 1)[0].tolist() for position in range(plan.samples)]
+    stream = [batch_of(plan, epoch, position, 1)[0].tolist() for position in range(plan.samples)]
     for strand in range(plan.strands):
         rows = stream[strand :: plan.strands]
         of = [(shard, int(np.searchsorted(ends[shard], row, side="right"))) for shard, row in rows]
@@ -133,7 +133,7 @@ def test_a_lane_keeps_its_shards_and_mixes_their_units() -> None:
         of_lane = plan.shards(4, first=lane, end=lane + 1, world=4)
         assert len(of_lane) <= 6  # four of its own, and those across its borders
         for epoch in range(2):
-            rows = [plan.batch(epoch, p, 4, rank=lane, world=4)[0] for p in range(0, 400, 4)]
+            rows = [batch_of(plan, epoch, p, 4, rank=lane, world=4)[0] for p in range(0, 400, 4)]
             shards = {int(shard) for shard, _ in rows}
             assert shards <= set(of_lane.tolist())
             assert len({(int(s), int(r) // 10) for s, r in rows}) > 8  # of a hundred samples

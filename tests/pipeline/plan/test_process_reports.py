@@ -60,7 +60,7 @@ def test_a_word_that_is_none_is_refused(text: str) -> None:
 
 def test_a_word_of_another_number_of_groups_is_refused() -> None:
     text = word("a", [1, 2, 3]).text()
-    with pytest.raises(PlanError, match="3 groups"):
+    with pytest.raises(PlanError, match="3 numbers"):
         ProcessReport.parse(text, groups=GROUPS)
 
 

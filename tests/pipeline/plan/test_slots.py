@@ -19,7 +19,7 @@ from penstock.pipeline.plan import (
     partners,
     with_partners,
 )
-from tests.pipeline.plan.plans import order_of_lanes
+from tests.pipeline.plan.plans import batch_of, order_of_lanes
 
 sizes = st.lists(st.integers(1, 20), min_size=1, max_size=12)
 
@@ -63,7 +63,7 @@ def test_partners_are_read_next_to_the_own_samples(
     walk = Walk(samples=plan.samples, schedule=BatchSchedule.constant(batch), drop_last=False)
     step = data.draw(st.sampled_from(list(walk.steps(Cursor(1, 0), endless=False))))
     at = step.start
-    whole = plan.batch(at.epoch, at.position, step.size)
+    whole = batch_of(plan, at.epoch, at.position, step.size)
     wanted = partners(np.arange(step.size), position=at.position, size=step.size, lanes=plan.lanes)
     for rank in range(world):
         order = RankOrder(plan=plan, world=World(rank, world), mixes=True)
@@ -93,7 +93,7 @@ def test_no_order_of_lanes_changes_who_is_mixed_with_whom(
     walk = Walk(samples=plan.samples, schedule=BatchSchedule.constant(batch), drop_last=False)
     step = data.draw(st.sampled_from(list(walk.steps(Cursor(1, 0), endless=False))))
     at, size = step.start, step.size
-    whole = own.batch(at.epoch, at.position, size)
+    whole = batch_of(own, at.epoch, at.position, size)
     wanted = partners(np.arange(size), position=at.position, size=size, lanes=lanes)
     pairs = dict(zip(ids(own, whole), ids(own, whole[wanted]), strict=True))
     found: dict[int, int] = {}
@@ -195,6 +195,6 @@ def test_partners_never_share_a_shard(shards: int, lanes: int, window: int) -> N
     plan = Plan(sizes, seed=1, lanes=lanes, window=window)
     size = 5 * lanes
     for position in range(0, plan.samples - size, size):
-        shard = plan.batch(0, position, size)[:, 0]
+        shard = batch_of(plan, 0, position, size)[:, 0]
         other = partners(np.arange(size), position=position, size=size, lanes=lanes)
         assert (shard != shard[other]).all()

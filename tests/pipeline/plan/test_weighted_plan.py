@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from penstock.cache import ConfigError, PlanError, ResumeError
 from penstock.pipeline.plan import Plan, WeightedPlan, WeightSettings
 from penstock.readers import SampleSlots, SampleWeights, checked_weights, sample_weights
+from tests.pipeline.plan.plans import ids_of
 from tests.sources import values_of
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def test_equal_weights_give_the_order_without_weights(units: int) -> None:
     plan = weighted(np.full(300, 1.0), units=units)
     plain = Plan(plan.sizes, seed=5, lanes=2, window=3, units=plan._contents.units)
     ids, occurrences = delivered(plan, 3)
-    wanted = [plain.ids(3, at, 32) for at in range(0, 300, 32)]
+    wanted = [ids_of(plain, 3, at, 32) for at in range(0, 300, 32)]
     np.testing.assert_array_equal(ids, np.concatenate(wanted))
     assert not occurrences.any()
 

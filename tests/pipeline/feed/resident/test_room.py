@@ -24,6 +24,7 @@ from penstock.pipeline.feed import (
 )
 from penstock.pipeline.plan import BatchSchedule, Cursor, Plan, PlanSettings, Walk
 from penstock.readers import Dataset, ImageRange
+from tests.pipeline.plan.plans import batch_of
 from tests.servers import serving
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ class TestRoom:
             for epoch in range(3):
                 for step in walk.steps(Cursor(epoch, 0), endless=False):
                     at = step.start
-                    rows = plan.batch(at.epoch, at.position, batch, rank=rank, world=ranks)
+                    rows = batch_of(plan, at.epoch, at.position, batch, rank=rank, world=ranks)
                     seen |= set(map(tuple, rows.tolist()))
             # Lanes differ by one sample, and the last batch of an epoch is cut anew.
             assert len(seen) <= share * samples + 3 * batch

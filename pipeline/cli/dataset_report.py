@@ -1,12 +1,13 @@
-"""Report the contents of an index for `penstock inspect`: figures, fields, order and labels.
+"""Report what an index or a mixture contains, for `penstock inspect` and `plan`.
 
 For each field it shows the type, shape, range and number of missing values; for the order, the
-lanes and the window that a job of a given batch size would use.
+lanes and the window that a job of a given batch size would use; for each part of a mixture, what it
+gives in an epoch.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -20,6 +21,8 @@ from penstock.readers import contents_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from penstock.pipeline.plan.sizing import ClusterSetup
+    from penstock.readers import Contents, Mixture, MixtureSummary
     from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats import FieldSummary
     from penstock.readers.index import Index
@@ -179,3 +182,91 @@ def _readable(name: str, value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.3g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureFigures:
+    """The mixture that `penstock plan` sizes: the parts of its first epoch, and its contents."""
+
+    summary: MixtureSummary
+    contents: Contents
+
+    @property
+    def sample_bytes(self) -> float:
+        """The mean size of a sample that an epoch delivers."""
+        return self.summary.bytes / self.summary.samples
+
+    def completed(self, setup: ClusterSetup) -> ClusterSetup:
+        """Return the setup of a job with the bytes that its epochs read for the first time."""
+        from penstock.pipeline.plan.sizing import mixture_reads
+
+        mixture = self.contents.mixture
+        own = first_settings(self.contents, seed=0, global_batch=setup.global_batch).mixture
+        assert mixture is not None
+        assert own is not None
+        first, later = mixture_reads(mixture, own, epochs=setup.epochs)
+        return replace(
+            setup,
+            stored_bytes=float(self.contents.shard_bytes.sum()),
+            new_first=first / setup.total_bytes,
+            new_later=later / setup.total_bytes,
+        )
+
+
+def part_table(summary: MixtureSummary) -> Table:
+    """Return a row for each part of an epoch, and one for all of them."""
+    table = Table(summary.HEADS[0], box=None, pad_edge=False)
+    for head in summary.HEADS[1:]:
+        table.add_column(head, justify="right")
+    for name, *others in summary.rows():
+        table.add_row(escape(name), *others)
+    return table
+
+
+def mixture_values(
+    mixture: Mixture, *, batch_size: int, epoch: int
+) -> tuple[dict[str, Any], MixtureSummary]:
+    """Return the values of `penstock inspect --json` for a mixture, and the epoch's parts.
+    batch_size: the job's global batch."""
+    contents = mixture.contents
+    assert contents.mixture is not None
+    settings = first_settings(contents, seed=0, global_batch=batch_size)
+    parts = settings.mixture
+    assert parts is not None
+    stream = parts.stream(contents.mixture)
+    summary = mixture.summary_of(stream, samples=parts.samples, epoch=epoch)
+    values: dict[str, Any] = {
+        "kind": mixture.kind,
+        "samples": parts.samples,
+        "shards": len(contents.sizes),
+        "bytes": int(contents.shard_bytes.sum()),
+        "fields": {name: repr(contents.schema[name]) for name in contents.schema},
+        "fingerprint": contents.fingerprint,
+        "batch_size": batch_size,
+        "lanes": settings.lanes,
+        "mixture": summary.values(),
+    }
+    for part, lanes, window in zip(
+        values["mixture"]["parts"], parts.lanes, parts.windows, strict=True
+    ):
+        part |= {"lanes": lanes, "window": window}
+    return values, summary
+
+
+def shown_mixture(
+    url: str, values: Mapping[str, Any], summary: MixtureSummary
+) -> Iterator[str | Table]:
+    """Yield the values of a mixture for people, as lines and tables."""
+    yield (
+        f"{escape(url)}: {escape(values['kind'])}, {len(summary.parts):,} parts, "
+        f"{values['shards']:,} shards, {format_size(values['bytes'])} stored"
+    )
+    table = Table("field", "type", box=None, pad_edge=False)
+    for name, type in values["fields"].items():
+        table.add_row(escape(name), escape(type))
+    yield table
+    yield (
+        f"Epoch {summary.epoch} of {summary.samples:,} samples, in global batches of "
+        f"{values['batch_size']:,}:"
+    )
+    yield part_table(summary)

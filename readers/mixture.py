@@ -311,16 +311,24 @@ class Mixture(Concatenation):
 
     def read(self, rows: Ints, **options: Unpack[ReadOptions]) -> SampleBatch:
         """Read samples in the order of rows; see `Dataset.read`."""
-        wanted = options.get("fields")
-        wanted = self._wanted if wanted is None else wanted
-        if has_part := PART in wanted:
-            wanted = tuple(name for name in wanted if name != PART)
-        # What the parts deliver anyway costs least.
-        options["fields"] = None if {*wanted} == self._delivered else wanted
+        given = options.get("fields")
+        wanted, has_part = self._request if given is None else self._request_of(given)
+        options["fields"] = wanted
         batch = super().read(rows, **options)
         if not has_part:
             return batch
         return batch.with_columns({PART: DenseColumn(self._part_of_shard[rows[:, 0]])})
+
+    @cached_property
+    def _request(self) -> tuple[tuple[str, ...] | None, bool]:
+        """What a read of the fields of a batch requests."""
+        return self._request_of(self._wanted)
+
+    def _request_of(self, fields: Sequence[str]) -> tuple[tuple[str, ...] | None, bool]:
+        """Return the fields that are requested of the parts, None for those that they deliver
+        anyway, which costs least; and True if the number of the part is wanted."""
+        wanted = tuple(name for name in fields if name != PART)
+        return None if {*wanted} == self._delivered else wanted, PART in fields
 
     @cached_property
     def _delivered(self) -> set[str] | None:
@@ -339,8 +347,8 @@ class Mixture(Concatenation):
             return None
         loads = batch.loads
         if loads is None:
-            parts, counts = np.unique(self._part_of_shard[rows[:, 0]], return_counts=True)
-            loads = PartLoads.of(parts.tolist(), counts.tolist(), batch.bytes_read)
+            loads = PartLoads.of(np.bincount(self._part_of_shard[rows[:, 0]]))
+            loads.amounts[:, 1] = loads.amounts[:, 0] * (batch.bytes_read / len(rows))
             batch = replace(batch, loads=loads)
         wanted_s = loads.amounts[:, 0] * self._sample_s[loads.parts]
         took_s = time.perf_counter() - began

@@ -70,9 +70,8 @@ class PartMeter:
         self._first_id = np.cumsum([0, *(part.id_end for part in mixture.parts[:-1])])
         parts = len(mixture.names)
         self._bad = np.zeros(parts, np.int64)
-        # One value, as other threads read it: the counts, without the latest batches that were read
-        # together, and these.
-        self._counted: tuple[NDArray[np.float64], PartLoads | None] = np.zeros((parts, 3)), None
+        # One value, as other threads read it: the counts, without the latest reads, and these.
+        self._counted: tuple[NDArray[np.float64], list[PartLoads]] = np.zeros((parts, 3)), []
 
     def take_over(self, other: PartMeter) -> None:
         """Continue the counts of another meter of the same parts, which counts no more."""
@@ -80,19 +79,23 @@ class PartMeter:
 
     def count(self, loads: PartLoads) -> None:
         """Count the reads of a delivered batch."""
-        counted, last = self._counted
-        if last is not None and last.amounts is loads.amounts:  # takes a tenth of the time
-            self._counted = counted, last._replace(share=last.share + loads.share)
+        latest = self._counted[1]
+        # Batches that were read together share amounts.
+        if latest and (last := latest[-1]).amounts is loads.amounts:
+            latest[-1] = last._replace(share=last.share + loads.share)
+        elif len(latest) < _MOST_LATEST:
+            latest.append(loads)
         else:
-            self._counted = self._amounts, loads
+            self._counted = self._amounts, [loads]
 
     @property
     def _amounts(self) -> NDArray[np.float64]:
         """The samples, bytes and seconds of each part, float64, shape (parts, 3)."""
-        counted, last = self._counted
+        counted, latest = self._counted
         amounts = counted.copy()
-        if last is not None:
-            np.add.at(amounts, last.parts, last.amounts * last.share)
+        if some := [*latest]:
+            every = [each.amounts * each.share for each in some]
+            np.add.at(amounts, np.concatenate([each.parts for each in some]), np.concatenate(every))
         return amounts
 
     def count_bad(self, ids: Iterable[int]) -> None:
@@ -127,3 +130,6 @@ class PartMeter:
             load_share=float(load_s[number] / load_s.sum()),
             sample_share=float(samples[number] / samples.sum()),
         )
+
+
+_MOST_LATEST = 64  # reads that are counted together

@@ -197,11 +197,13 @@ class PartLoads(NamedTuple):
     share: float = 1.0
 
     @classmethod
-    def of(cls, parts: Sequence[int], counts: Sequence[int], size_bytes: int) -> PartLoads:
-        """Return a read of several parts at once, whose times are 0 until they are known. counts:
-        the samples of each part. size_bytes: of all of them."""
-        each = size_bytes / max(1, sum(counts))
-        return cls(np.array(parts), np.array([(count, count * each, 0.0) for count in counts]))
+    def of(cls, counts: NDArray[np.int64]) -> PartLoads:
+        """Return a read of several parts at once, without its bytes and its time, which are added
+        when they are known. counts: the samples of each part, int64, shape (parts,)."""
+        parts = np.flatnonzero(counts)
+        amounts = np.zeros((len(parts), 3))
+        amounts[:, 0] = counts[parts]
+        return cls(parts, amounts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -6,9 +6,7 @@ about 100 us a part, and the images of a batch may take as long to decode.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -96,9 +94,8 @@ class JoinedReader:
             [reader.index.starts + first for reader, first in zip(readers, first_ids, strict=True)]
         )
         self._sizes = np.concatenate([reader.index.sizes for reader in readers])
-        counts = np.array([len(reader.index.sizes) for reader in readers])
+        counts = [len(reader.index.sizes) for reader in readers]
         self._part_of = np.repeat(np.arange(len(readers)), counts)
-        self._ends = np.cumsum(counts).tolist()
         self._plain: PlainRows | None = None
         if readers[0].plain is not None:
             self._plain = PlainRows(
@@ -137,31 +134,29 @@ class JoinedReader:
             return None
         if (rows[:, 1].view(np.uint64) >= self._sizes.view(np.uint64)[shards]).any():
             return None
+        loads = PartLoads.of(np.bincount(self._part_of[shards]))
         if self._plain is None:
-            batch = self._read_spans(rows, mode=mode, bad=bad, blocks=blocks)
+            batch = self._read_spans(rows, loads, mode=mode, bad=bad, blocks=blocks)
         else:
             found = None if mode == "pread" else self._plain.find(rows)
-            plain = None if found is None else found.read(blocks)
+            plain = None if found is None else found.read(blocks, loads=loads)
             if plain is None:
                 return None
             batch = plain
-        parts, counts = self._counts(shards)
-        for part, count in zip(parts, counts, strict=True):
-            self._meters[part].add(bytes_disk=batch.bytes_read * count // len(rows))
-        return replace(batch, loads=PartLoads.of(parts, counts, batch.bytes_read))
-
-    def _counts(self, shards: Ints) -> tuple[list[int], list[int]]:
-        """Return the datasets of some shards, and how many each of them has."""
-        if len(self._ends) > _FEW:
-            counts = np.bincount(self._part_of[shards])
-            parts = np.flatnonzero(counts)
-            return parts.tolist(), counts[parts].tolist()
-        before = [int(np.count_nonzero(shards < end)) for end in self._ends[:-1]]
-        every = [b - a for a, b in pairwise([0, *before, len(shards)])]
-        return [n for n, count in enumerate(every) if count], [count for count in every if count]
+        for part, size_bytes in zip(
+            loads.parts.tolist(), loads.amounts[:, 1].tolist(), strict=True
+        ):
+            self._meters[part].add(bytes_disk=int(size_bytes))
+        return batch
 
     def _read_spans(
-        self, rows: Ints, *, mode: ReadMode, bad: dict[int, str] | None, blocks: Blocks
+        self,
+        rows: Ints,
+        loads: PartLoads,
+        *,
+        mode: ReadMode,
+        bad: dict[int, str] | None,
+        blocks: Blocks,
     ) -> SampleBatch:
         visit = BatchRows.of(rows, self._shards, columns=self._choice.columns)
         marks: dict[int, str] | None = None if bad is None else {}
@@ -174,11 +169,10 @@ class JoinedReader:
             assert bad is not None
             positions = visit.positions
             bad |= {int(positions[row]): reason for row, reason in marks.items()}
+        loads.amounts[:, 1] = loads.amounts[:, 0] * (size_bytes / len(rows))
         return SampleBatch(
             ids=self._starts[rows[:, 0]] + rows[:, 1],
             columns={name: columns[name] for name in self._choice.fields},
             bytes_read=size_bytes,
+            loads=loads,
         )
-
-
-_FEW = 4  # datasets: to compare with their last shards takes less time than a look-up

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock.readers.fieldtypes import DenseColumn, SampleBatch, from_bits
+from penstock.readers.fieldtypes import DenseColumn, PartLoads, SampleBatch, from_bits
 from penstock.readers.files import PageAdvice, advise_willneed
 from penstock.readers.formats import OpenShard, StridedRows
 
@@ -166,8 +166,8 @@ class FoundRows:
             first.advice,
         )
 
-    def read(self, blocks: Blocks) -> SampleBatch | None:
-        """Copy the rows; return None if some are bad."""
+    def read(self, blocks: Blocks, *, loads: PartLoads | None = None) -> SampleBatch | None:
+        """Copy the rows; return None if some are bad. loads: of the parts, which get the bytes."""
         began = time.perf_counter()
         columns, size_bytes, count = dict[str, DenseColumn](), 0, len(self.ids)
         for name, (addresses, plain, shape, dtype) in self.columns.items():
@@ -187,7 +187,9 @@ class FoundRows:
         for meter, samples in self.meters:
             meter.add(bytes_disk=size_bytes * samples // count)
         self.advice.note(samples=count, size_bytes=size_bytes, seconds=seconds)
-        return SampleBatch(ids=self.ids, columns=columns, bytes_read=size_bytes)
+        if loads is not None:
+            loads.amounts[:, 1] = loads.amounts[:, 0] * (size_bytes / count)
+        return SampleBatch(ids=self.ids, columns=columns, bytes_read=size_bytes, loads=loads)
 
 
 class PlainRows:

@@ -25,9 +25,9 @@ from tests.watchdog import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
-SCRIPTS = sorted([*EXAMPLES.glob("*.sh"), *EXAMPLES.glob("*.sbatch")])
-STARTED = sorted({*EXAMPLES.glob("*.py")} - {EXAMPLES / "trainers.py"})  # that one is imported
-LAUNCHED = [*SCRIPTS, EXAMPLES / "kubernetes.yaml"]
+SCRIPTS = sorted([*EXAMPLES.glob("*/*.sh"), *EXAMPLES.glob("*/*.sbatch")])
+STARTED = sorted(EXAMPLES.glob("*/*.py"))
+LAUNCHED = [*SCRIPTS, EXAMPLES / "several-nodes" / "kubernetes.yaml"]
 
 
 def commands(path: Path, name: str) -> list[list[str]]:
@@ -80,7 +80,11 @@ def test_their_flags_are_ours(path: Path) -> None:
     from torch.distributed.run import get_args_parser
 
     torchrun = {option for action in get_args_parser()._actions for option in action.option_strings}
-    train = set(re.findall(r'add_argument\(\s*"(--[\w-]+)"', (EXAMPLES / "train.py").read_text()))
+    train = set(
+        re.findall(
+            r'add_argument\(\s*"(--[\w-]+)"', (EXAMPLES / "classification" / "train.py").read_text()
+        )
+    )
     calls = commands(path, "torchrun")
     assert calls
     for words in calls:
@@ -93,7 +97,9 @@ def test_their_flags_are_ours(path: Path) -> None:
 
 def test_the_manifest_is_one_of_kubernetes() -> None:
     yaml = pytest.importorskip("yaml")
-    documents = list(yaml.safe_load_all((EXAMPLES / "kubernetes.yaml").read_text()))
+    documents = list(
+        yaml.safe_load_all((EXAMPLES / "several-nodes" / "kubernetes.yaml").read_text())
+    )
     service, job = documents
     spec, pod = job["spec"], job["spec"]["template"]["spec"]
     assert spec["completionMode"] == "Indexed"
@@ -112,19 +118,17 @@ def test_the_manifest_is_one_of_kubernetes() -> None:
 def test_the_manifest_fits_the_api_s_schema() -> None:
     validate = pytest.importorskip("kubernetes_validate")
     yaml = pytest.importorskip("yaml")
-    for document in yaml.safe_load_all((EXAMPLES / "kubernetes.yaml").read_text()):
+    for document in yaml.safe_load_all(
+        (EXAMPLES / "several-nodes" / "kubernetes.yaml").read_text()
+    ):
         validate.validate(document, validate.latest_version(), strict=True)
 
 
-@pytest.mark.parametrize(
-    "path",
-    sorted({*EXAMPLES.glob("*.py")} - {EXAMPLES / "trainers.py"}),
-    ids=lambda path: path.name,
-)
+@pytest.mark.parametrize("path", STARTED, ids=lambda path: path.name)
 def test_scripts_say_how_they_are_started(path: Path) -> None:
     text = path.read_text()
     compile(text, str(path), "exec")
-    assert f"python examples/{path.name}" in text.split('"""')[1]
+    assert f"python examples/{path.parent.name}/{path.name}" in text.split('"""')[1]
 
 
 def test_what_prometheus_scrapes_has_names_that_are_served() -> None:
@@ -132,7 +136,7 @@ def test_what_prometheus_scrapes_has_names_that_are_served() -> None:
     pytest.importorskip("prometheus_client")
     from penstock.pipeline.report import field_names
 
-    text = (EXAMPLES / "prometheus.yaml").read_text()
+    text = (EXAMPLES / "several-nodes" / "prometheus.yaml").read_text()
     (job,) = yaml.safe_load(text)["scrape_configs"]
     targets = [one for group in job["static_configs"] for one in group["targets"]]
     assert len(set(targets)) == 8
@@ -145,7 +149,7 @@ def test_training_continues_with_other_ranks(pack: Path, tmp_path: Path) -> None
     """Stop two processes with torchrun's variables within an epoch; one process resumes from
     their checkpoint."""
     train = [
-        *(EXAMPLES / "train.py", pack, "--val", pack, "--size", "32"),
+        *(EXAMPLES / "classification" / "train.py", pack, "--val", pack, "--size", "32"),
         *("--global-batch-size", "40", "--checkpoint", tmp_path / "state.pt"),
     ]
 
@@ -201,7 +205,7 @@ def test_options_that_go_with_another_say_so(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py", "photos", *flags])
     with pytest.raises(SystemExit, match="2"):
-        runpy.run_path(str(EXAMPLES / "train.py"), run_name="__main__")
+        runpy.run_path(str(EXAMPLES / "classification" / "train.py"), run_name="__main__")
     needed = "--cache" if flags[0] == "--peers" else "--peers"
     assert f"pass {needed} too" in capsys.readouterr().err
 
@@ -212,7 +216,8 @@ def _printed_by(
     """Run a script of examples/ in this process, and return the lines that it prints."""
     monkeypatch.setattr(sys, "argv", [name, *flags])
     monkeypatch.syspath_prepend(EXAMPLES)
-    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    (path,) = EXAMPLES.glob(f"*/{name}")
+    runpy.run_path(str(path), run_name="__main__")
     return capsys.readouterr().out.splitlines()
 
 

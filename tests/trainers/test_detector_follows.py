@@ -29,7 +29,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @pytest.fixture(scope="module")
 def example() -> Any:
-    return SimpleNamespace(**runpy.run_path(str(ROOT / "examples" / "detector.py")))
+    return SimpleNamespace(**runpy.run_path(str(ROOT / "examples" / "detection" / "detector.py")))
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,11 @@ import pytest
 pytestmark = pytest.mark.trainers
 
 ROOT = Path(__file__).resolve().parents[2]
-JOBS = {"detector": ["--epochs", "6"], "segmenter": ["--epochs", "2"], "dino": ["--steps", "24"]}
+JOBS = {
+    "detection/detector": ["--epochs", "6"],
+    "segmentation/segmenter": ["--epochs", "2"],
+    "self-supervised/dino": ["--steps", "24"],
+}
 
 
 @functools.cache

@@ -1,8 +1,8 @@
 """Train a small segmenter on images and their masks, and evaluate it by the overlap of classes.
 
-    python examples/segmenter.py
-    python examples/segmenter.py --trainer lightning                     # or hugging-face
-    python examples/segmenter.py --data street --size 512 --epochs 40    # your own images
+    python examples/segmentation/segmenter.py
+    python examples/segmentation/segmenter.py --trainer lightning    # or hugging-face
+    python examples/segmentation/segmenter.py --data street --size 512 --epochs 40
 
 Without `--data` it draws a small set: pictures of a meadow, a lake and a path, and for each a mask
 with a class number for each pixel; 255 is a pixel that nobody labelled. Crops and flips move a mask
@@ -14,6 +14,7 @@ resumed job repeats. Each epoch prints the loss and the mean intersection over u
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from itertools import pairwise
 from pathlib import Path
@@ -21,12 +22,14 @@ from typing import Any
 
 import numpy as np
 import torch
-import trainers  # the module next to this one
 from PIL import Image, ImageDraw
 from torch import nn
 from torch.nn.functional import cross_entropy, interpolate
 
 from penstock import CenterCrop, DataLoader, Dataset, Normalize, RandomCrop, RandomHorizontalFlip
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # examples/, for the next line
+import trainers
 
 CLASSES = ("meadow", "lake", "path")
 COLOURS = ((70, 140, 60), (60, 90, 170), (150, 140, 120))

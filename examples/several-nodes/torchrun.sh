@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Trains on one node, or on several that are started one by one.
 #
-#   One node:           examples/torchrun.sh TRAIN_URL VAL_URL
-#   Several, on each:   NODES=4 NODE_RANK=0 MASTER_ADDR=first-host examples/torchrun.sh TRAIN_URL VAL_URL
+#   One node:           examples/several-nodes/torchrun.sh TRAIN_URL VAL_URL
+#   Several, on each:   NODES=4 NODE_RANK=0 MASTER_ADDR=first-host examples/several-nodes/torchrun.sh TRAIN_URL VAL_URL
 #
 # CACHE is a folder on the node's NVMe: for remote data. Each node fetches its share before the
 # training begins; leave that out, and the first epoch does it on the way. Behind a checkpoint only
@@ -13,7 +13,7 @@
 # PEER_PORT=7077, with CACHE: nodes ask one another's caches before the remote (docs/howto/sharing.md;
 # needs penstock[cluster] for TLS). A node's address is its first one; if it has several networks,
 # PEER_NETWORK=10.1. takes the first that begins so. PEER_TOKEN_FILE is optional.
-# CHECKPOINT: on a file system that all nodes see. METRICS_PORT=9400: see examples/prometheus.yaml.
+# CHECKPOINT: on a file system that all nodes see. METRICS_PORT=9400: see examples/several-nodes/prometheus.yaml.
 set -euo pipefail
 
 TRAIN=${1:?"wanted two URLs: TRAIN_URL VAL_URL"}
@@ -46,6 +46,6 @@ fi
 
 exec torchrun --nnodes="$NODES" --nproc-per-node="$GPUS" --node-rank="$NODE_RANK" \
     --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" \
-    "$(dirname "$0")/train.py" "$TRAIN" --val "$VAL" "${cache[@]}" \
+    "$(dirname "$0")/../classification/train.py" "$TRAIN" --val "$VAL" "${cache[@]}" \
     --seed "$SEED" --global-batch-size "$BATCH" --checkpoint "$CHECKPOINT" \
     --metrics-port "$METRICS_PORT"

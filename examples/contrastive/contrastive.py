@@ -1,7 +1,7 @@
 """Train an image and a text encoder on pairs from two datasets, as CLIP does.
 
-    python examples/contrastive.py
-    python examples/contrastive.py --steps 200 --folder pairs    # keeps the pictures
+    python examples/contrastive/contrastive.py
+    python examples/contrastive/contrastive.py --steps 200 --folder pairs    # keeps the pictures
 
 It draws two small datasets of pictures with captions: "shapes" (coloured discs and squares) and
 "stripes". Each picture has several captions, one a line of its text file. One of them is drawn at

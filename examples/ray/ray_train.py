@@ -1,7 +1,7 @@
 """Train on a Ray cluster: Ray starts the workers and their process group, the loader finds both.
 
-    python examples/ray_train.py s3://bucket/train --workers 8 --cache /nvme/penstock
-    python examples/ray_train.py photos/train --workers 2 --cpu     # without GPUs
+    python examples/ray/ray_train.py s3://bucket/train --workers 8 --cache /nvme/penstock
+    python examples/ray/ray_train.py photos/train --workers 2 --cpu     # without GPUs
 
 A worker that dies ends the attempt; the next one goes on behind the last checkpoint.
 """

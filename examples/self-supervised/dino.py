@@ -1,8 +1,8 @@
 """Train a network without labels on several views of each image, as DINO does.
 
-    python examples/dino.py
-    python examples/dino.py --trainer lightning                          # or hugging-face
-    python examples/dino.py --steps 2000 --folder photos --global-size 224 --local-size 96
+    python examples/self-supervised/dino.py
+    python examples/self-supervised/dino.py --trainer lightning    # or hugging-face
+    python examples/self-supervised/dino.py --steps 2000 --folder photos --global-size 224
 
 Each image is decoded once and becomes two global views, of different recipes, and several small
 local ones. A student network sees all views, and a teacher network only the global ones. The
@@ -17,13 +17,13 @@ from __future__ import annotations
 import argparse
 import copy
 import itertools
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import trainers  # the module next to this one
 from PIL import Image, ImageDraw
 from torch import nn
 from torch.nn.functional import normalize
@@ -40,6 +40,9 @@ from penstock import (
     Solarize,
     Views,
 )
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # examples/, for the next line
+import trainers
 
 PATTERNS = ("rows", "columns", "checks", "dots")
 OUTPUTS = 64

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains on 6 to 8 nodes that may come and go: the job goes on while at least 6 are there.
 #
-#   On each:  NODES=6:8 FIRST=first-host examples/elastic.sh TRAIN_URL VAL_URL
+#   On each:  NODES=6:8 FIRST=first-host examples/several-nodes/elastic.sh TRAIN_URL VAL_URL
 #
 # Nodes find one another at FIRST:RENDEZVOUS_PORT; FIRST is one of them, which keeps the rendezvous,
 # so that one has to stay.
@@ -48,6 +48,6 @@ if [ "$host" = "$FIRST" ]; then own+=(--rdzv-conf=is_host=1); fi
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 exec torchrun --nnodes="$NODES" --nproc-per-node="$GPUS" --max-restarts="$RESTARTS" \
     --rdzv-id="$JOB" --rdzv-backend=c10d --rdzv-endpoint="$FIRST:$RENDEZVOUS_PORT" "${own[@]}" \
-    "$(dirname "$0")/train.py" "$TRAIN" --val "$VAL" "${cache[@]}" \
+    "$(dirname "$0")/../classification/train.py" "$TRAIN" --val "$VAL" "${cache[@]}" \
     --seed "$SEED" --global-batch-size "$BATCH" --checkpoint "$CHECKPOINT" \
     --metrics-port "$METRICS_PORT"

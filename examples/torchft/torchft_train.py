@@ -1,7 +1,7 @@
 """Train with torchft: replicas die and come back, and the job goes on without a restart.
 
     torchft_lighthouse --min_replicas 1 --join_timeout_ms 10000             # on a host that stays
-    python examples/torchft_train.py s3://bucket/train --lighthouse http://host:29510 --replica 0
+    python examples/torchft/torchft_train.py TRAIN --lighthouse http://host:29510 --replica 0
     …                                                 the same with --replica 1, 2, …, one a GPU
 
 torchft asks before each step who is in it. Where that has changed, or a step wasn't committed, the

@@ -1,7 +1,7 @@
 """Pack a dataset on a Dask cluster: each worker writes shards, killed at any moment it goes on.
 
-    python examples/pack_on_dask.py photos /shared/packed --scheduler tcp://scheduler:8786
-    python examples/pack_on_dask.py photos packed                  # on this machine's cores
+    python examples/dask/pack_on_dask.py photos /shared/packed --scheduler tcp://scheduler:8786
+    python examples/dask/pack_on_dask.py photos packed                  # on this machine's cores
 
 The workers need penstock, and the folders at the same paths (the source may be a URL).
 The bytes are those of `penstock pack` on one machine.

@@ -1,8 +1,8 @@
 """Train a small detector on data in COCO's layout, and evaluate it as COCO does.
 
-    python examples/detector.py
-    python examples/detector.py --trainer lightning      # or hugging-face
-    python examples/detector.py --data coco --size 640 --epochs 12    # COCO itself, 2017
+    python examples/detection/detector.py
+    python examples/detection/detector.py --trainer lightning      # or hugging-face
+    python examples/detection/detector.py --data coco --size 640 --epochs 12    # COCO itself, 2017
 
 Without `--data` it draws a small set in COCO's layout: pictures of discs, squares and triangles, of
 different sizes. The model has the interface of torchvision's detectors: `model(images, targets)`
@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import trainers  # the module next to this one
 from PIL import Image, ImageDraw
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -38,6 +38,9 @@ from penstock import (
     RandomHorizontalFlip,
     SanitizeBoxes,
 )
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # examples/, for the next line
+import trainers
 
 SHAPES = {1: "disc", 3: "square", 17: "triangle"}  # ids with gaps, as COCO's have
 STRIDE = 8

@@ -1,9 +1,9 @@
 """Train an image classifier on data from anywhere, on any number of GPUs and nodes.
 
-    python examples/train.py photos/train --val photos/val
-    python examples/train.py s3://bucket/train --val s3://bucket/val --cache /nvme/penstock
-    torchrun --nproc-per-node=8 examples/train.py s3://bucket/train --cache /nvme/penstock
-    … --cache /nvme/penstock --peers 10.0.0.7:7077    # on several nodes: each with its own address
+    python examples/classification/train.py photos/train --val photos/val
+    python examples/classification/train.py s3://bucket/train --val s3://bucket/val --cache /nvme
+    torchrun --nproc-per-node=8 examples/classification/train.py s3://bucket/train --cache /nvme
+    … --cache /nvme --peers 10.0.0.7:7077    # on several nodes: each with its own address
     … --metrics-port 9400    # Prometheus: 9400 for a node's first GPU, 9401 for its second, …
 
 Stopped at any moment, the same command goes on behind its last checkpoint with exactly the batches

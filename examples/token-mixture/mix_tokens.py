@@ -1,7 +1,7 @@
 """Train a small language model on three token sets, whose weights follow a schedule.
 
     python examples/token-mixture/mix_tokens.py
-    python examples/token-mixture/mix_tokens.py --steps 600 --folder tokens    # keeps the three files
+    python examples/token-mixture/mix_tokens.py --steps 600 --folder tokens  # keeps the files
 
 It writes three small token sets with patterns of their own: in "web" each token is followed by one
 of a few others, "code" repeats short phrases, and "math" counts. Training begins almost entirely on

@@ -1,4 +1,4 @@
-"""Give a loader's remotes the addresses of the job's other nodes, and the blobs that they may hold.
+"""Give a loader's remotes the addresses of the job's other nodes, and the readers of its shards.
 
 Only jobs that use peers load this module.
 """

@@ -35,6 +35,23 @@ def over(loader: str) -> Callable[[Any], tuple[float, ...]]:
     return numbers
 
 
+def beside(loader: str) -> Callable[[Any], tuple[float, ...]]:
+    """Return Penstock's rate over another loader's, and Penstock's share of its CPU time, in
+    hundredths."""
+
+    def numbers(result: Any) -> tuple[float, ...]:
+        speed, cpu = over(loader)(result)
+        return speed, 100 / cpu
+
+    return numbers
+
+
+def first_batches(result: Any) -> tuple[float, ...]:
+    return tuple(
+        result["summary"][each]["first_batch_s"]["median"] for each in ("ffcv", "penstock")
+    )
+
+
 def cpu_of_hugging_face(result: Any) -> tuple[float, ...]:
     sides = result["works"]["decoded"]
     ratios = [sides[f"CPU of datasets {kind} over ours"] for kind in ("map", "streaming")]
@@ -78,6 +95,40 @@ FIGURES = (
         "{:.2f} times (medians of 5 rounds, {:.2f} to {:.2f} and {:.2f} to {:.2f}",
         "parquet",
         cpu_of_hugging_face,
+    ),
+    Figure(
+        "migrate/litdata.md",
+        "{:.1f} times as many images a second as litData from chunks of the same bytes, with the "
+        "fastest decoder that pip installs, on the same 2 cores and for {:.0f} % of the CPU time",
+        "throughput",
+        beside("litdata"),
+    ),
+    Figure(
+        "migrate/grain.md",
+        "{:.1f} times as many images a second as Grain over files of the same bytes, with the "
+        "fastest decoder that pip installs, on the same 2 cores and for {:.0f} % of the CPU time",
+        "throughput",
+        beside("grain"),
+    ),
+    Figure(
+        "migrate/tfdata.md",
+        "{:.1f} times as many images a second as tf.data over files of the same bytes, on the "
+        "same 2 cores and for {:.0f} % of the CPU time",
+        "throughput",
+        beside("tfdata"),
+    ),
+    Figure(
+        "migrate/ffcv.md",
+        "{:.1f} times as many images a second as FFCV from a beton of the same JPEG bytes, on the "
+        "same 2 cores, for {:.0f} % of the CPU time",
+        "throughput",
+        beside("ffcv"),
+    ),
+    Figure(
+        "migrate/ffcv.md",
+        "{:.1f} s until the first batch in the measurement below, against {:.1f} s",
+        "throughput",
+        first_batches,
     ),
 )
 

@@ -96,6 +96,14 @@ _MARKS = (
     (re.compile(rb"(^|/)chunk-\d+-\d+[^/]*\.bin$"), "chunks of litData"),
 )
 _OF_FILES = ("a Delta table", "an Iceberg table")
+# The pages with a script that converts the data.
+_GUIDES = {
+    "TFRecords": "tfdata",
+    "ArrayRecord": "grain",
+    "MDS shards of MosaicML Streaming": "mosaicml-streaming",
+    "an FFCV file": "ffcv",
+    "chunks of litData": "litdata",
+}
 
 _LIST_TABLES = frozenset(("csv", "tsv", "jsonl", "ndjson"))
 _TABLE_FORMATS = {"parquet": "parquet", "arrow": "arrow", "feather": "arrow"}
@@ -130,6 +138,8 @@ def _store_advice(name: bytes) -> str:
     if not stores:
         return ""
     remedy = REMEDY
+    if guide := _GUIDES.get(stores[0]):
+        remedy = f"docs/migrate/{guide}.md has a script that packs it. {REMEDY}"
     if stores[0] in _OF_FILES:
         remedy = (
             "Give the Parquet files of its current version as a list (docs/reference/datasets.md)."

@@ -114,37 +114,3 @@ def test_the_pages_that_messages_and_docstrings_name_are_there() -> None:
         for page, section in re.findall(named_page, path.read_text()):
             assert (ROOT / page).exists(), f"{path}: {page}"
             assert not section or section in anchors(ROOT / page), f"{path}: {page}#{section}"
-
-
-def test_the_page_on_mixtures_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Run its snippets in order, and compare what they print with the comments behind `print`."""
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    for code in re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "docs" / "howto" / "mixtures.md").read_text(), re.M | re.S
-    ):
-        exec(compile(code, "docs/howto/mixtures.md", "exec"), names)
-        printed = " ".join(capsys.readouterr().out.split())
-        for shown in re.findall(r"^\s*print\(.*\) +# (.*)", code, re.M):
-            assert shown in printed
-        for shown in re.findall(r"^# (.*)", code, re.M):
-            assert shown.replace(",", "") == printed
-
-
-def test_the_conversations_of_the_page_on_tokens_are_packed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    text = (ROOT / "docs" / "howto" / "tokens.md").read_text()
-    code = re.search(
-        r"^```python\n(.*?)^```", text[text.index("\n## Conversations") :], re.M | re.S
-    )
-    assert code is not None
-    names: dict[str, Any] = {}
-    exec(compile(code[1], "docs/howto/tokens.md", "exec"), names)
-    assert names["packed"].shape[1] == 128
-    assert names["packed"].shape == names["loss"].shape == names["position"].shape
-    answers = [chr(token - 4) for token in names["packed"][names["loss"]].tolist() if token > 3]
-    assert {*answers} <= {*"0123456789."}

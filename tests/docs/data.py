@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from tests.annotated_sets import instances, pictures
+from tests.annotated_sets import instances, pictures, voc_set, yolo_set
 from tests.images import write_folder
 from tests.servers.moto import moto
+from tests.token_files import draw_documents, write_megatron
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -199,6 +200,31 @@ def _coco(root: Path) -> None:
         write_folder(root, files | {name: json.dumps(instances(samples)).encode()})
 
 
+@made("VOCdevkit/VOC2012", "VOCdevkit")
+def _voc(root: Path) -> None:
+    names = [f"2012_{number:06d}" for number in range(12)]
+    things = {name: [{"name": "dog", "box": (3, 2, 20, 15), "difficult": 0}] for name in names}
+    voc_set(root / "VOCdevkit/VOC2012", things, train=names[:8], val=names[8:])
+
+
+@made("coco8/", "coco8")
+def _yolo(root: Path) -> None:
+    text = "train: images/train\nval: images/val\nnames: [cat, dog]\n"
+    for part in ("train", "val"):
+        labels = {f"{part}{number}": "1 0.5 0.5 0.4 0.4\n" for number in range(4)}
+        yolo_set(root / "coco8", dict(labels), text, images=f"images/{part}")
+
+
+@made('"pairs"', "pairs")
+def _pairs(root: Path) -> None:
+    """Write pictures with captions, several lines each."""
+    files: dict[str, bytes] = {}
+    for number in range(12):
+        files[f"pairs/{number:04d}.jpg"] = encoded(picture(number))
+        files[f"pairs/{number:04d}.txt"] = f"Picture {number}.\nA picture.".encode()
+    write_folder(root, files)
+
+
 # -- tar files
 
 
@@ -226,6 +252,17 @@ def _street(root: Path) -> None:
         files[f"{key}.json"] = json.dumps(facts).encode()
         files[f"{key}.txt"] = f"A street with {number % 5} cars.".encode()
     _tar(root / "street.tar", files)
+
+
+@made("scans.tar")
+def _scan_files(root: Path) -> None:
+    """Write numbers in a format of its own."""
+    files: dict[str, bytes] = {}
+    for number in range(12):
+        values = np.full((4, 8), number, np.int16)
+        files[f"{number:04d}.scan"] = b"SCAN" + values.tobytes()
+        files[f"{number:04d}.cls"] = str(number % 2).encode()
+    _tar(root / "scans.tar", files)
 
 
 @made("shards-", "shards-000?.tar")
@@ -288,6 +325,12 @@ def _corpus(root: Path) -> None:
         rng.integers(0, 50_000, 2048 * 80, dtype=np.uint16).tofile(root / "corpus" / name)
 
 
+@made("megatron/", "megatron")
+def _megatron(root: Path) -> None:
+    (root / "megatron").mkdir(exist_ok=True)
+    write_megatron(root / "megatron" / "corpus", draw_documents(60))
+
+
 # -- arrays
 
 
@@ -311,7 +354,7 @@ def _era5(root: Path) -> None:
 
     shape, chunks = (24, 2, 256, 256), (4, 2, 128, 128)
     array = zarr.create_array(root / "era5.zarr", shape=shape, chunks=chunks, dtype="float32")
-    array[:] = np.arange(24, dtype="float32").reshape(-1, 1, 1, 1)
+    array[:] = np.broadcast_to(np.arange(24, dtype="float32").reshape(-1, 1, 1, 1), shape)
 
 
 def free_port() -> int:

@@ -25,23 +25,6 @@ PAGES = [
     if path.exists() and not str(path.relative_to(ROOT)).startswith(ELSEWHERE)
 ]
 
-NOT_YET = {
-    "docs/howto/augment.md",
-    "docs/howto/cluster.md",
-    "docs/howto/detection.md",
-    "docs/howto/jobs.md",
-    "docs/howto/map.md",
-    "docs/howto/mixtures.md",
-    "docs/howto/packs.md",
-    "docs/howto/several-nodes.md",
-    "docs/howto/sharing.md",
-    "docs/howto/sizes.md",
-    "docs/howto/tokens.md",
-    "docs/howto/zarr-and-arrays.md",
-    "docs/reference/batches.md",
-}
-"""Pages whose blocks don't all run yet. One that runs must leave this list."""
-
 
 def check(page: str, place: Path, data: Data) -> None:
     text = (ROOT / page).read_text()
@@ -55,16 +38,7 @@ def check(page: str, place: Path, data: Data) -> None:
     run(document, place, data)
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(
-            page,
-            marks=[pytest.mark.xfail(strict=True, reason="NOT_YET")] if page in NOT_YET else [],
-        )
-        for page in PAGES
-    ],
-)
+@pytest.mark.parametrize("page", PAGES)
 def test_a_page_runs_as_printed(page: str, tmp_path: Path, data: Data) -> None:
     check(page, tmp_path, data)
 
@@ -74,7 +48,3 @@ def test_few_blocks_are_skipped() -> None:
         reason for page in PAGES for reason in skips(parsed((ROOT / page).read_text(), ROOT / page))
     )
     assert {r: n for r, n in counts.items() if n > REASONS.get(r, 0)} == {}
-
-
-def test_pages_that_dont_run_yet_exist() -> None:
-    assert set(PAGES) >= NOT_YET

@@ -655,10 +655,8 @@ class RandomIoUCrop(GeometricOperation):
 
     def __post_init__(self) -> None:
         GeometricOperation.__post_init__(self)
-        scales, ratios = (
-            (self.min_scale, self.max_scale),
-            (self.min_aspect_ratio, self.max_aspect_ratio),
-        )
+        scales = self.min_scale, self.max_scale
+        ratios = self.min_aspect_ratio, self.max_aspect_ratio
         if scales[0] > scales[1] or ratios[0] > ratios[1]:
             raise RecipeError(
                 f"RandomIoUCrop: got scales {scales} and aspect ratios {ratios}, wanted the "

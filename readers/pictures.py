@@ -145,7 +145,8 @@ def _drawn(picture: Picture, cell: int) -> Image.Image:
     stroke = max(2, round(cell / 160))
     boxes = _scaled(picture.boxes, scale)
     shown = [number for number, box in enumerate(boxes) if _is_drawn(box)]
-    for number in sorted(shown, key=lambda number: -_area(boxes[number])):  # small ones on top
+    area = [(x2 - x1) * (y2 - y1) for x1, y1, x2, y2 in boxes]
+    for number in sorted(shown, key=lambda number: -area[number]):  # small ones on top
         _draw_box(pen, boxes[number], picture.color_of(number), stroke)
     for group in picture.points:
         _draw_points(pen, group * scale, picture, radius=stroke + 1)
@@ -204,11 +205,6 @@ def _scaled(values: NDArray[Any] | None, scale: float) -> list[list[float]]:
 def _is_drawn(box: Sequence[float]) -> bool:
     x1, y1, x2, y2 = box
     return all(map(math.isfinite, box)) and x2 > x1 and y2 > y1
-
-
-def _area(box: Sequence[float]) -> float:
-    x1, y1, x2, y2 = box
-    return (x2 - x1) * (y2 - y1)
 
 
 def _draw_box(
@@ -354,10 +350,6 @@ def _array(value: Any) -> Any:
     return np.asarray(value) if isinstance(value, np.generic) else value
 
 
-def _type_of(name: str, how: Reading) -> FieldType | None:
-    return how.schema.get(name)
-
-
 def _is_companion(name: str, values: Mapping[str, Any]) -> bool:
     """Return True for a field that describes another one, such as "image.size"."""
     return name.rpartition(".")[0] in values
@@ -366,7 +358,7 @@ def _is_companion(name: str, values: Mapping[str, Any]) -> bool:
 def _is_image(name: str, value: Any, how: Reading) -> bool:
     if not isinstance(value, np.ndarray) or value.ndim not in (3, 4) or 0 in value.shape:
         return False
-    type = _type_of(name, how)
+    type = how.schema.get(name)
     if type is not None and not type.is_image:
         return False
     if type is None and (min(value.shape[-2:]) < _SMALLEST_SIDE or _has(name, _NO_IMAGES)):
@@ -377,7 +369,7 @@ def _is_image(name: str, value: Any, how: Reading) -> bool:
 def _is_boxes(name: str, value: NDArray[Any], how: Reading) -> bool:
     if value.ndim != 2 or value.shape[1] != 4 or value.dtype.kind not in "fiu":
         return False
-    type = _type_of(name, how)
+    type = how.schema.get(name)
     return type.is_boxes if type is not None else how.by_shape or _has(name, _BOXES)
 
 
@@ -386,12 +378,12 @@ def _is_points(name: str, value: NDArray[Any], how: Reading) -> bool:
         return False
     if value.ndim == 2 and value.shape[1] == 3:
         return False
-    type = _type_of(name, how)
+    type = how.schema.get(name)
     return _has(type.kind if type is not None else name, _POINTS) or (type is None and how.by_shape)
 
 
 def _is_labels(name: str, how: Reading) -> bool:
-    type = _type_of(name, how)
+    type = how.schema.get(name)
     if type is not None and (type.is_class or type.class_names):
         return True
     return how.by_shape or _has(name, _LABELS)
@@ -410,7 +402,7 @@ def _visible(points: NDArray[Any]) -> NDArray[Any]:
 
 
 def _class_name(name: str, number: int, how: Reading) -> str:
-    type = _type_of(name, how)
+    type = how.schema.get(name)
     names = (type.class_names if type is not None else ()) or how.classes
     return names[number] if 0 <= number < len(names) else str(number)
 

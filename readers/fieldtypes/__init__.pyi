@@ -33,7 +33,6 @@ from .mask_warps import warp_masks as warp_masks
 from .masks import Mask as Mask, is_mask_name as is_mask_name
 from .masks import (
     common_dtype as common_dtype,
-    mask_codec as mask_codec,
     masks_by_name as masks_by_name,
     nearest as nearest,
 )

@@ -121,7 +121,8 @@ def check_related(
     for name, type in schema.items():
         of, reason, value = type.reference or "", "", values.get(name)
         mine, its = shapes.get(name), shapes.get(of)
-        pixels = its if type.refers_to == "image" else shapes.get(_reference(schema, of))
+        image = schema[of].reference or "" if of in schema else ""
+        pixels = its if type.refers_to == "image" else shapes.get(image)
         size = (pixels[0], pixels[1]) if pixels and type.refers_to is not None else None
         if value is not None:
             refusal = type.check_values(value, size)
@@ -142,11 +143,6 @@ def check_related(
         if reason:
             return Rejection(f"{name}: {reason}")
     return None
-
-
-def _reference(schema: Mapping[str, FieldType], name: str) -> str:
-    """Return the field to which a field refers, or ""."""
-    return (schema[name].reference or "") if name in schema else ""
 
 
 class ValueChecks:

@@ -76,12 +76,10 @@ class Moves(Protocol):
     @property
     def size(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The heights and widths of the images as stored, int64, (n,) each."""
-        ...
 
     @property
     def mirrored(self) -> NDArray[np.bool_]:
         """Return which images are mirrored, bool, (n,): left and right are exchanged."""
-        ...
 
     def move_masks(
         self, masks: Sequence[NDArray[Any]], *, dtype: Any = None
@@ -89,26 +87,21 @@ class Moves(Protocol):
         """Return one number per pixel by nearest neighbours, shape (n, height, width), or a list if
         the images differ in size. masks: one of each image's size, without pixels if missing.
         dtype: of the result."""
-        ...
 
     def index_maps(self) -> tuple[Any, Any]:
         """Return for each image the row and the column of the mask for each row and column of the
         result, before the first warp, negative outside: int64, (n, length) each, or a list of
         arrays if images differ in size."""
-        ...
 
     def warp(self, row: int, masks: NDArray[Any]) -> None:
         """Move several masks of one image in place by the moves from the first warp on, with 0
         outside. row: of the image. masks: shape (masks, height, width)."""
-        ...
 
     def move_boxes(self, boxes: NDArray[Any], owner: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return x1, y1, x2, y2 of boxes, clipped, shape (k, 4). owner: row of each one's image."""
-        ...
 
     def move_points(self, points: NDArray[Any], owner: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return x, y of points, shape (k, 2). owner: row of each one's image."""
-        ...
 
 
 class FieldType:

@@ -90,7 +90,9 @@ class Mask(FieldType):
         with strict_pillow():
             classes = narrowest.decode(data, max_pixels=max_pixels)
         # The payload includes the header of an .npy file: masks are decoded from their bytes alone.
-        return Facts.of(data, shape=(*classes.shape, 1), codec=mask_codec(_codec_of(data), classes))
+        # Its dtype is known without decoding it if the codec ends in ":i4".
+        codec = _codec_of(data) + (_WIDE if classes.dtype != np.uint8 else "")
+        return Facts.of(data, shape=(*classes.shape, 1), codec=codec)
 
     def decode(self, payload: Encoded, *, max_pixels: int = MAX_PIXELS) -> NDArray[Any]:
         """Decode the class numbers of a mask from an image file or an .npy file: uint8 or int32,
@@ -171,12 +173,6 @@ def common_dtype(masks: Sequence[NDArray[Any]]) -> np.dtype[Any]:
     """Return the dtype that holds the values of all masks of a batch; uint8 without any mask."""
     kinds = {mask.dtype for mask in masks if mask.size}
     return np.result_type(*kinds) if kinds else np.dtype(np.uint8)
-
-
-def mask_codec(codec: str, classes: NDArray[Any]) -> str:
-    """Return the codec of a mask for its facts: with ":i4" at its end if the mask needs more than 8
-    bits, so that its dtype is known without decoding it."""
-    return codec if classes.dtype == np.uint8 else codec + _WIDE
 
 
 def narrow(classes: NDArray[Any]) -> NDArray[Any]:

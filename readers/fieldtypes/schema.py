@@ -76,16 +76,6 @@ class Schema(Mapping[str, FieldType]):
     def __repr__(self) -> str:
         return f"Schema({self._fields})"
 
-    def image_of(self, name: str) -> str | None:
-        """Return the image to which the values of a field belong, by way of their boxes if there
-        is one a box; None for other fields."""
-        seen = {name}
-        while (of := self._fields[name].reference) in self._fields and of not in seen:
-            seen.add(name := of)
-            if self._fields[name].is_image:
-                return name
-        return None
-
     def only(self, names: Mapping[str, Any] | tuple[str, ...]) -> Schema:
         """Return a schema of some of the fields, in the order of names. The fields to which they
         refer must be among them."""

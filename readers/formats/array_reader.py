@@ -22,7 +22,7 @@ import numpy as np
 
 from penstock.cache import PenstockError
 from penstock.readers.fieldtypes import Column, ColumnCrop
-from penstock.readers.formats.array_windows import PartCopier, PartRanges, place_numbers
+from penstock.readers.formats.array_windows import PartCopier, PartRanges, mark, place_numbers
 from penstock.readers.formats.chunked import ChunkReader
 from penstock.readers.formats.open_shard import StridedRows
 
@@ -307,11 +307,7 @@ class ArrayReader(ChunkReader):
                 reason = wrongs.get(0, "")
                 array = empty if reason else array[0]
             if reason:
-                wrong |= {
-                    row: reason
-                    for row in np.flatnonzero(of_rows == number).tolist()
-                    if row not in wrong
-                }
+                mark(wrong, np.flatnonzero(of_rows == number), reason)
             arrays.append(array.astype(empty.dtype, copy=False))
         return [arrays[number] for number in of_rows.tolist()]
 
@@ -476,9 +472,7 @@ class _PartReader:
                 copier.copy(chunk, low, high)
                 continue
             out[slots[low:high]] = 0
-            reason = self.reason(chunk)
-            for row in rows[low:high].tolist():
-                wrong.setdefault(row, reason)
+            mark(wrong, rows[low:high], self.reason(chunk))
 
     def _are_complete(self, extents: Ints) -> bool:
         """Return True if chunks of bare numbers are stored, with the right size."""
@@ -501,10 +495,8 @@ class _PartReader:
                 array, out = array.view(f"V{out.itemsize}"), out.view(f"V{out.itemsize}")
             PartCopier(starts, lengths, out, places, self._shape).copy(array, 0, len(starts))
             return
-        ranges, numbers = (
-            PartRanges(self._shape, dtype, lengths),
-            place_numbers(places, len(starts)),
-        )
+        ranges = PartRanges(self._shape, dtype, lengths)
+        numbers = place_numbers(places, len(starts))
         if ranges.read_into(data, [self.extent] * len(starts), starts, out, numbers):
             return
         begins, ends = ranges.bounds(starts)

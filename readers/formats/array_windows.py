@@ -385,11 +385,8 @@ class PartCopier:
                 # The steps are valid; with a mode other than "raise", numpy writes to the slots.
                 chunk.take(begins[:, 0], axis=0, out=out[run][:, 0], mode="clip")
             elif are_like and self._bytes is not None:
-                data, into, size = (
-                    chunk.reshape(-1).view(np.uint8).data,
-                    self._bytes,
-                    self._row_bytes,
-                )
+                data, into = chunk.reshape(-1).view(np.uint8).data, self._bytes
+                size = self._row_bytes
                 for place in range(low, high):
                     first, step = self._firsts[place], self._steps[place]
                     into[first : first + size] = data[step : step + size]
@@ -422,6 +419,12 @@ def _copy_overlap(
         into.append(slice(max(0, -low), min(length, size - low)))
         source.append(slice(max(0, low), min(size, low + length)))
     part[tuple(into)] = chunk[tuple(source)]
+
+
+def mark(wrong: dict[int, str], rows: Ints, reason: str) -> None:
+    """Give a reason to the rows that have none yet."""
+    for row in rows.tolist():
+        wrong.setdefault(row, reason)
 
 
 def place_numbers(places: Places, count: int) -> Ints:

@@ -92,10 +92,8 @@ class ShardData:
         assert sidecar.extents is not None
         self._files, self._extents = sidecar.files, sidecar.extents
         self._store, self._shard = chunks or (DecodedChunks(max_bytes=0), 0)
-        self.decode_all, self.room = (
-            partial(self._store.take, self._shard),
-            self._store.memory.array,
-        )
+        self.decode_all = partial(self._store.take, self._shard)
+        self.room = self._store.memory.array
         self.source, self._begins, self._beyond = place.parts(sidecar, fields)
         self._reads = self._store.reads
         # True if the source has all extents, and nothing was fetched for a batch.

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.cache import PenstockError
 from penstock.readers.fieldtypes import PRESENT, DenseColumn, EncodedColumn, upright_sizes
-from penstock.readers.formats.array_windows import place_numbers
+from penstock.readers.formats.array_windows import mark, place_numbers
 from penstock.readers.formats.candidates import PART_BYTES
 from penstock.readers.formats.chunked import ChunkReader
 from penstock.readers.formats.shard_summary import MAX_SHARD_SAMPLES
@@ -179,7 +179,7 @@ class UnitReader(ChunkReader):
             return EncodedColumn(samples)
         dims = upright_sizes(samples)
         unknown = np.flatnonzero((dims[:, 0] == 0) & present)
-        _mark(wrong, unknown, f"{field}: it doesn't begin as an image of a known format")
+        mark(wrong, unknown, f"{field}: it doesn't begin as an image of a known format")
         return EncodedColumn(samples, dims)
 
     def _read(
@@ -210,18 +210,18 @@ class UnitReader(ChunkReader):
         for chunk, found in every:
             here, local = groups[units[chunk]]
             if isinstance(found, ValueError):
-                _mark(wrong, here, f"{field}: {found}")
+                mark(wrong, here, f"{field}: {found}")
                 yield here, local, None
                 continue
             values = self.values(found, field)
             for place, reason in values.reasons(local):
-                _mark(wrong, here[place : place + 1], f"{field}: {reason}. {UNFIT}")
+                mark(wrong, here[place : place + 1], f"{field}: {reason}. {UNFIT}")
             has_field = values.present(local)
             if has_field is not None:
                 lacking = here[~has_field]
                 present[lacking] = False
                 if field not in self._lacking:
-                    _mark(wrong, lacking, f"{field}: {_MISSING}")
+                    mark(wrong, lacking, f"{field}: {_MISSING}")
             yield here, local, values
 
     def _decode(self, chunk: int, unit: int, field: str, data: ShardData) -> Any:
@@ -244,8 +244,3 @@ class UnitReader(ChunkReader):
                 groups[unit] = here, rows[here] - self._bounds[unit]
             self._last = key, groups
         return groups
-
-
-def _mark(wrong: dict[int, str], places: Ints, reason: str) -> None:
-    for place in places.tolist():
-        wrong.setdefault(place, reason)

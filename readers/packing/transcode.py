@@ -21,7 +21,13 @@ from crc32c import crc32c
 
 from penstock.cache import ConfigError, MissingDependencyError, log
 from penstock.cache.base import machine_remedy
-from penstock.readers.fieldtypes import Schema, image_fields, is_progressive, untyped_places
+from penstock.readers.fieldtypes import (
+    Schema,
+    image_fields,
+    image_of,
+    is_progressive,
+    untyped_places,
+)
 from penstock.readers.formats.pack import PackSample
 from penstock.readers.types import Encoded, Facts, Rejection
 
@@ -100,7 +106,7 @@ class Transcode:
             if before == after:
                 continue
             for name, type in schema.items():
-                if name not in values or schema.image_of(name) != image:
+                if name not in values or name == image or image_of(name, schema) != image:
                     continue
                 try:
                     values[name] = type.resized(values[name], before, after)

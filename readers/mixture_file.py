@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.cache import ConfigError, DatasetNotFoundError, PenstockError
 from penstock.readers.dataset import ALLOWED_LEFT_OUT, Dataset
+from penstock.readers.fieldtypes import strict_json
 from penstock.readers.files import parse_yaml
 from penstock.readers.mixture import Mixture, mix
 from penstock.readers.origin import Url, local_path, show
@@ -355,25 +356,8 @@ def _read(path: str) -> Any:
     try:
         text = data.decode()
         if path.lower().endswith(".json"):
-            return _json(text)
+            return strict_json(text)
         return parse_yaml(text, what="A mixture file", instead=" Or write the file as JSON.")
     except (ValueError, RecursionError) as error:
         words = " ".join(str(error).split())
         _refuse(path, "", f"got a file that can't be parsed ({words}), wanted YAML or JSON.")
-
-
-def _json(text: str) -> Any:
-    """Parse JSON. Raises ValueError."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for key, value in pairs:
-            if key in found:
-                raise ValueError(f'the key "{key}" occurs twice')
-            found[key] = value
-        return found
-
-    def refuse(constant: str) -> NoReturn:
-        raise ValueError(f"{constant} is no number of JSON")
-
-    return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)

@@ -31,11 +31,7 @@ from .field_type import number_name as number_name
 from .instance_masks import InstanceMasks as InstanceMasks, Segmentations as Segmentations
 from .mask_warps import warp_masks as warp_masks
 from .masks import Mask as Mask, is_mask_name as is_mask_name
-from .masks import (
-    common_dtype as common_dtype,
-    masks_by_name as masks_by_name,
-    nearest as nearest,
-)
+from .masks import common_dtype as common_dtype, masks_by_name as masks_by_name, nearest as nearest
 from .decoded_sample import decoded_sample as decoded_sample
 from .decoded_sample import fields_to_decode as fields_to_decode, image_of as image_of
 from .media import eight_bits as eight_bits
@@ -60,6 +56,7 @@ from .text_tables import column_of as column_of, fields_of as fields_of
 from .text_tables import MAX_TABLE_BYTES as MAX_TABLE_BYTES, TextTable as TextTable
 from .text_tables import csv_table as csv_table, json_object as json_object
 from .text_tables import json_value as json_value, jsonl_table as jsonl_table
+from .text_tables import strict_json as strict_json
 from .text_tables import object_table as object_table
 from .verification import check_images as check_images, named_verify as named_verify
 from .verification import strict_pillow as strict_pillow, verify_name as verify_name

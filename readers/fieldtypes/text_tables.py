@@ -19,7 +19,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -135,6 +135,16 @@ def json_object(text: str | bytes, *, what: str) -> dict[str, Any]:
             '{"file_name": "a.jpg", "label": 3}.'
         )
     return found
+
+
+def strict_json(text: str | bytes) -> Any:
+    """Parse JSON whose objects have each key once, and whose numbers are finite. Raises
+    ValueError, and RecursionError."""
+
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(f"{constant} is no number of JSON")
+
+    return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=refuse)
 
 
 def json_value(text: str | bytes, *, what: str) -> Any:

@@ -162,14 +162,19 @@ def _whole_numbers(name: str, values: Any, *, count: int | None = None) -> Ints:
     array = np.asarray(values)
     if not array.size and array.dtype.kind == "f":  # an empty list
         array = array.astype(np.int64)
-    fits = array.ndim == 1 and count in (None, len(array))
-    if array.dtype.kind not in "iu" or not (fits or (count is not None and array.ndim == 0)):
+    _check_numbers(name, array, is_whole=array.dtype.kind in "iu", count=count)
+    return array.astype(np.int64)
+
+
+def _check_numbers(name: str, values: Any, *, is_whole: bool, count: int | None) -> None:
+    """Raise ConfigError unless an array or a tensor has the shape that `_whole_numbers` wants."""
+    fits = values.ndim == 1 and count in (None, len(values))
+    if not is_whole or not (fits or (count is not None and values.ndim == 0)):
         wanted = "of shape (samples,)" if count is None else f"one, or {count} of them"
         raise ConfigError(
-            f"keyed_uniform: got {name} of {array.dtype} and shape {array.shape}, wanted "
+            f"keyed_uniform: got {name} of {values.dtype} and shape {tuple(values.shape)}, wanted "
             f"integers, {wanted}."
         )
-    return array.astype(np.int64)
 
 
 def _uniform_tensor(
@@ -182,16 +187,8 @@ def _uniform_tensor(
         if not isinstance(values, torch.Tensor):  # a number or an array on the CPU
             checked = _whole_numbers(name, values, count=count)
             return torch.from_numpy(np.array(checked)).to(ids.device, non_blocking=True)
-        whole = not (
-            values.is_floating_point() or values.is_complex() or values.dtype == torch.bool
-        )
-        fits = values.ndim == 1 and count in (None, len(values))
-        if not whole or not (fits or (count is not None and values.ndim == 0)):
-            wanted = "of shape (samples,)" if count is None else f"one, or {count} of them"
-            raise ConfigError(
-                f"keyed_uniform: got {name} of {values.dtype} and shape {tuple(values.shape)}, "
-                f"wanted integers, {wanted}."
-            )
+        is_other = values.is_floating_point() or values.is_complex() or values.dtype == torch.bool
+        _check_numbers(name, values, is_whole=not is_other, count=count)
         return values.to(ids.device, torch.int64, non_blocking=True)
 
     keys = numbers("ids", ids, None)

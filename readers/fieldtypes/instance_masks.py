@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -143,12 +143,6 @@ class Segmentations(Sequence[Any]):
     def __len__(self) -> int:
         return self.boxes
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
-    @overload
-    def __getitem__(self, index: NDArray[np.bool_]) -> Self: ...
     def __getitem__(self, index: int | slice | NDArray[np.bool_]) -> Any:
         """Return the segmentation of one box, or a list of several, as COCO writes them; or, for
         bools of shape (boxes,), the segmentations of some boxes."""

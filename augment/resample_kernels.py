@@ -64,10 +64,8 @@ def _compiled(signature: Any) -> Callable[[Any], Any]:
 
 @intrinsic
 def _pointer(typing: Any, address: Any) -> Any:
-    del typing, address
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        del context, signature
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)
 
     return types.voidptr(types.int64), code

@@ -14,6 +14,7 @@ import numpy as np
 
 from penstock.readers.byte_source import NO_BYTES, ByteSource, FileSpan, LocalFile
 from penstock.readers.files import below, printable
+from penstock.readers.types import offsets_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,8 +51,7 @@ class LooseFiles(ByteSource):
         self._folder, self._root = os.path.join(root, b""), root
         self._names = names
         self.shown = printable(self._folder + names[0]) if len(names) == 1 else printable(root)
-        self._bounds = np.zeros(len(names) + 1, np.int64)
-        np.cumsum(sizes, out=self._bounds[1:])
+        self._bounds = offsets_of(sizes)
         # Indexing a memoryview returns plain integers, and takes 8 bytes for each.
         self._starts = memoryview(self._bounds)  # type: ignore[arg-type]
         self.size_bytes = self._starts[-1]

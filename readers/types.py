@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from crc32c import crc32c
@@ -24,6 +24,14 @@ Encoded = NDArray[np.uint8]
 
 UNFIT = "Correct the value, or the field's type in schema=, or leave the sample out"
 """Ends the reason against a sample whose bytes are intact but whose value doesn't fit."""
+
+
+def offsets_of(lengths: Sequence[Any] | NDArray[Any]) -> Ints:
+    """Return where each of some neighbours begins, and the end of the last, int64, shape (n + 1,).
+    lengths: of them."""
+    found = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=found[1:])
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from penstock.readers.types import EncodedBatch, Ints
+from penstock.readers.types import EncodedBatch, Ints, offsets_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -131,8 +131,7 @@ class RaggedColumn:
     def of(cls, samples: Sequence[NDArray[Any]], *, like: RaggedColumn) -> RaggedColumn:
         """Join samples in the layout of another column."""
         flat = [each.reshape(-1) if like.shapes is not None else each for each in samples]
-        offsets = np.zeros(len(flat) + 1, np.int64)
-        np.cumsum([len(each) for each in flat], out=offsets[1:])
+        offsets = offsets_of([len(each) for each in flat])
         shapes = None
         if like.shapes is not None:
             shapes = np.array([each.shape for each in samples], np.int64)
@@ -168,9 +167,7 @@ def joined_columns(columns: Sequence[Any]) -> Column:
     shapes = [column.shapes for column in columns if column.shapes is not None]
     values = [column.values[column.offsets[0] : column.offsets[-1]] for column in columns]
     return RaggedColumn(
-        np.concatenate(values),
-        np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
-        np.concatenate(shapes) if shapes else None,
+        np.concatenate(values), offsets_of(counts), np.concatenate(shapes) if shapes else None
     )
 
 

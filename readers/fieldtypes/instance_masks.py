@@ -22,7 +22,7 @@ from penstock.readers.fieldtypes.cells import shorten
 from penstock.readers.fieldtypes.columns import Column, DenseColumn, RaggedColumn
 from penstock.readers.fieldtypes.field_type import FieldType, check_reference, frozen_type
 from penstock.readers.fieldtypes.masks import nearest
-from penstock.readers.types import MAX_PIXELS, Encoded, Facts, Ints, Rejection
+from penstock.readers.types import MAX_PIXELS, Encoded, Facts, Ints, Rejection, offsets_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -395,7 +395,7 @@ class InstanceMasks(FieldType):
             (*self._leading(mask), len(rows[row]), len(columns[row]))
             for row, mask in enumerate(masks)
         ]
-        offsets = np.append(0, np.cumsum([math.prod(shape) for shape in shapes], dtype=np.int64))
+        offsets = offsets_of([math.prod(shape) for shape in shapes])
         values = np.zeros(int(offsets[-1]), self._dtype)
         for row, mask in enumerate(masks):
             out = values[offsets[row] : offsets[row + 1]].reshape(-1, *shapes[row][-2:])
@@ -418,7 +418,7 @@ class InstanceMasks(FieldType):
         self, values: NDArray[Any], masks: Sequence[Segmentations]
     ) -> DenseColumn | RaggedColumn:
         """Return the column of samples of one height and width, from what they hold end to end."""
-        offsets = np.append(0, np.cumsum([len(each) for each in masks], dtype=np.int64))
+        offsets = offsets_of([len(each) for each in masks])
         return RaggedColumn(values, offsets)
 
 

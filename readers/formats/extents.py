@@ -20,6 +20,7 @@ from penstock.cache.base import Segment
 from penstock.readers.files import printable
 from penstock.readers.formats.shard_summary import MAX_SHARD_BYTES, FieldSummary, ShardSummary, Sums
 from penstock.readers.origin import Entry
+from penstock.readers.types import offsets_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -65,7 +66,7 @@ class ShardFiles:
     def starts(self) -> NDArray[np.int64]:
         """Return the start of each file if they lie end to end, and the end, int64, shape (files +
         1,)."""
-        return np.concatenate(([0], np.cumsum(self.sizes))).astype(np.int64)
+        return offsets_of(self.sizes)
 
     def entries(self) -> Iterator[Entry]:
         """Yield the listing entry of each file."""

@@ -42,7 +42,7 @@ from penstock.readers.formats.shard_summary import (
     ShardSummary,
     sample_table,
 )
-from penstock.readers.types import Facts
+from penstock.readers.types import Facts, offsets_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -212,7 +212,7 @@ def _recorded_column(lists: Lists, type: FieldType, name: str, *, samples: int) 
         shapes = shapes.reshape(samples, len(form.shape))
         if (shapes < 0).any() or (shapes.prod(axis=1) != counts).any():
             raise ValueError(f"{name} has shapes that don't fit its counts")
-    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    offsets = offsets_of(counts)
     if offsets[-1] != len(values):
         raise ValueError(f"{name} has {len(values):,} values, but counts of {offsets[-1]:,}")
     return RaggedColumn(values, offsets, shapes)

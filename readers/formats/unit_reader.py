@@ -15,7 +15,7 @@ from penstock.readers.formats.array_windows import mark, place_numbers
 from penstock.readers.formats.candidates import PART_BYTES
 from penstock.readers.formats.chunked import ChunkReader
 from penstock.readers.formats.shard_summary import MAX_SHARD_SAMPLES
-from penstock.readers.types import UNFIT, Ints
+from penstock.readers.types import UNFIT, Ints, offsets_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -73,7 +73,7 @@ class UnitReader(ChunkReader):
         self._schema, self._lacking = shard.schema, frozenset(lacking)
         self._forms = {name: type.stored for name, type in shard.schema.items()}
         self._counts: list[int] = shard.units.tolist()
-        self._bounds = np.concatenate(([0], np.cumsum(shard.units))).astype(np.int64)
+        self._bounds = offsets_of(shard.units)
         if not len(shard.units) or int(self._bounds[-1]) != shard.samples:
             raise ValueError("the numbers of its units disagree")
         self._last: tuple[bytes, Mapping[int, tuple[Ints, Ints]]] = (b"", {})

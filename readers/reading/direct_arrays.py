@@ -25,6 +25,7 @@ from penstock.readers.fieldtypes import (
     decode_array,
 )
 from penstock.readers.reading.parallel_copies import SHARED_BYTES, CopyThreads
+from penstock.readers.types import offsets_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -52,17 +53,16 @@ class _Arrays:
         self._form, self._codecs = form, table[:, place.codec]
         sizes = table[:, place.end] - table[:, place.start]
         has_bytes = sizes > 0
-        offsets = np.zeros(n + 1, np.int64)
         self._lengths: Ints | None = None  # in the visit's order
         if place.lengths is None:
             self.counts = np.full(n, math.prod(form.fixed_shape), np.int64)
-            np.cumsum(self.counts, out=offsets[1:])
+            offsets = offsets_of(self.counts)
         else:
             lengths = np.empty((n, len(form.shape)), np.int64)
             self._lengths = table[:, place.lengths : place.lengths + len(form.shape)]
             lengths[order] = self._lengths
             in_batch = lengths.prod(axis=1)
-            np.cumsum(in_batch, out=offsets[1:])
+            offsets = offsets_of(in_batch)
             self.counts = in_batch[order]
         itemsizes = CODEC_ITEMSIZES[np.where(has_bytes, self._codecs, 0)]
         if (sizes != self.counts * itemsizes)[has_bytes | (place.lengths is not None)].any():
@@ -74,8 +74,7 @@ class _Arrays:
             values = blocks.array((int(offsets[-1]),), form.dtype)
             self.column = RaggedColumn(values, offsets, lengths)
         else:
-            first = np.zeros(n + 1, np.int64)
-            np.cumsum(lengths[:, 0], out=first[1:])
+            first = offsets_of(lengths[:, 0])
             values = blocks.array((int(first[-1]), *form.rest), form.dtype)
             self.column = RaggedColumn(values, first)
         self.flat = self.column.values.reshape(-1)

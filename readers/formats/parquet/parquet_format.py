@@ -149,16 +149,6 @@ class LeafTree:
     leaves: tuple[Leaf, ...]
     places: tuple[ChunkPlace, ...]
 
-    @property
-    def parts(self) -> int:
-        """How many names of the leaves' paths lead through structs to the values."""
-        return self.leaves[0].parts
-
-    @property
-    def path(self) -> tuple[str, ...]:
-        """The names of the first leaf."""
-        return self.leaves[0].path
-
     def stored(self, place: ChunkPlace) -> tuple[tuple[Leaf, ...], tuple[ChunkPlace, ...]]:
         """Return the leaves of a chunk, and their places in it. place: of all of its bytes. Raises
         ValueError if they are outside of it."""
@@ -253,7 +243,8 @@ def decode_chunk(
             pre_buffer=False,
         )
         column = file.read_row_group(0, use_threads=False).column(0)
-        return values_table(type, column, form.path[1 : form.parts], leaves[0].tensor)
+        first = leaves[0]
+    return values_table(type, column, first.path[1 : first.parts], first.tensor)
 
 
 def _chunk_footer(leaves: Sequence[Leaf], places: Sequence[ChunkPlace], *, rows: int) -> bytes:

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from penstock.readers.formats.tables.column_fields import BINARY, TEXT, Tensor, is_listed
 from penstock.readers.formats.unit_reader import UnitValues
+from penstock.readers.types import offsets_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -210,7 +211,7 @@ def _arrays(
         counts = np.diff(lists.offsets)
         numbers = numbers[np.repeat(good, counts)]
         lists.shapes[~good] = 0
-        lists.offsets = _offsets(np.where(good, counts, 0))
+        lists.offsets = offsets_of(np.where(good, counts, 0))
     if not form.is_ragged:
         size = math.prod(form.fixed_shape)
         if not good.all():
@@ -250,7 +251,7 @@ class _NestedLists:
                 self.mark(lengths != np.repeat(first, counts[filled]), RAGGED_INSIDE)
             else:
                 self.shapes[:, 0] = lengths
-            self.offsets = _offsets(lengths)[self.offsets]
+            self.offsets = offsets_of(lengths)[self.offsets]
         if is_listed(array.type):
             raise ValueError(f"it holds lists of {array.type}, and the index expects numbers")
         self.values = array
@@ -265,16 +266,9 @@ class _NestedLists:
         depth that `offsets` has reached, bool."""
         if not marks.any():
             return np.zeros(len(self.offsets) - 1, np.bool_)
-        before = _offsets(marks)[self.offsets]
+        before = offsets_of(marks)[self.offsets]
         found: Bools = before[1:] > before[:-1]
         return found
-
-
-def _offsets(counts: NDArray[Any]) -> Ints:
-    """Return where each of some neighbours begins, and the end, int64, shape (n + 1,)."""
-    found = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=found[1:])
-    return found
 
 
 def _elements(array: Any) -> tuple[Ints, Any]:
@@ -365,7 +359,7 @@ class TableValues(UnitValues):
         if _VIEWED_SHARE * sum(map(len, parts)) < size:
             joined = np.concatenate([_EMPTY, *parts])
             joined.flags.writeable = False
-            bounds = _offsets(np.array([len(part) for part in parts])).tolist()
+            bounds = offsets_of(np.array([len(part) for part in parts])).tolist()
             parts = [joined[start:end] for start, end in pairwise(bounds)]
         for place, part in zip(here.tolist(), parts, strict=True):
             samples[place] = part

@@ -51,7 +51,7 @@ from penstock.readers.formats.tokens.token_sequences import (
 )
 from penstock.readers.formats.unindexed_files import open_data_file, refusing
 from penstock.readers.origin import Entry, Origin, left_out_for
-from penstock.readers.types import Ints, accepted
+from penstock.readers.types import Ints, accepted, offsets_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -128,8 +128,7 @@ def read_idx(origin: Origin, entry: Entry, data: Entry) -> TokenFile:
         pointers = np.frombuffer(content, "<i8", sequences, at + 4 * sequences)
         numbers = np.frombuffer(content, "<i8", borders, at + 12 * sequences)
         modes = np.frombuffer(content, "<i1", offset=end)
-        bounds = np.zeros(sequences + 1, np.int64)
-        np.cumsum(sizes, out=bounds[1:])
+        bounds = offsets_of(sizes)
         for first in np.flatnonzero((sizes < 0) | (pointers != bounds[:-1] * dtype.itemsize))[:1]:
             raise ValueError(
                 f"sequence {first:,} has {sizes[first]:,} tokens and begins at byte "
@@ -322,8 +321,7 @@ class TokenReader(ChunkReader):
         if TOKENS not in fields:
             return {}
         parts, _ = self._read(rows, data, wrong)
-        offsets = np.zeros(len(parts) + 1, np.int64)
-        np.cumsum([len(part) for part in parts], out=offsets[1:])
+        offsets = offsets_of([len(part) for part in parts])
         values = np.empty(int(offsets[-1]), self._out)
         if parts:
             np.concatenate(parts, out=values, casting="unsafe")

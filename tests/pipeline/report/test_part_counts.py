@@ -16,12 +16,13 @@ from penstock.errors import BadSampleError
 from penstock.pipeline.report import (
     LoaderFacts,
     PartFacts,
+    PartMeter,
     diagnose,
     log_tensorboard,
     serve_metrics,
 )
 from penstock.readers import fixed_tokens
-from penstock.readers.fieldtypes import Array, Schema, Tokens
+from penstock.readers.fieldtypes import Array, PartLoads, Schema, Tokens
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,6 +64,21 @@ def test_samples_and_bytes_are_those_that_were_delivered(parts, has_part):
     assert sum(part.bytes for part in found.parts.values()) == found.bytes_disk
     assert sum(part.load_s for part in found.parts.values()) <= found.load_s
     assert '"math": ' in str(found)
+
+
+def test_many_reads_are_summed_up_exactly(parts):
+    mixture = mix(parts, weights=WEIGHTS).mixture
+    meter = PartMeter(mixture, consumed=lambda: np.zeros(3, np.int64), tokens=[None] * 3)
+    random, expected = np.random.default_rng(0), np.zeros((3, 3))
+    for _ in range(300):
+        loads = PartLoads.of(random.integers(0, 3, 3))
+        loads.amounts[:, 1:] = random.integers(1, 9, (len(loads.parts), 2))
+        for share in (0.25, 0.75):  # two batches of one read
+            meter.count(loads._replace(share=share))
+        expected[loads.parts] += loads.amounts
+    found = meter.table().values()
+    assert [part.bytes for part in found] == expected[:, 1].tolist()
+    np.testing.assert_allclose([part.load_s for part in found], expected[:, 2])
 
 
 def test_samples_are_those_of_all_ranks_and_bytes_those_of_one(parts):

@@ -59,6 +59,15 @@ _map_returns = arg.optional(
 class Map(Operation):
     """Apply a function of yours to fields of each sample. It precedes all other operations.
 
+    ```python
+    from penstock import DataLoader, Dataset, Map
+
+    captions = Dataset("street.tar", fields=("caption",))
+    with DataLoader(captions, 4, augment=[Map(str.lower, fields="caption")]) as loader:
+        (texts,) = next(iter(loader))
+        print(texts[0])  # a street with 0 cars.
+    ```
+
     fn: gets one positional argument for each field: a str for Text; bytes for Bytes and encoded
     images; a read-only array for Array, Mask, Boxes (as stored), Keypoints, MultiLabel and Tokens;
     a numpy scalar for Value, ClassLabel and "id". It returns the values that replace them: the
@@ -482,6 +491,14 @@ DOCUMENT, POSITION = "document", "position"
 @operation
 class PackTokens(ColumnOperation):
     """Pack the samples of each batch, one after another, into sequences of one length.
+
+    ```python
+    from penstock import DataLoader, Dataset, PackTokens
+
+    texts = Dataset("tokenised-*.parquet")
+    with DataLoader(texts, 32, augment=[PackTokens("tokens", to=256)]) as loader:
+        tokens, document, position = next(iter(loader))  # (sequences, 256) each
+    ```
 
     fields: one or several fields of the same lengths in each sample, such as tokens and their loss
     mask, which are packed alike. to: the length of a sequence. A longer sample is an error that

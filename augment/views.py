@@ -81,6 +81,16 @@ def _checked_parts(what: str, value: Any) -> Parts:
 class Views(Operation):
     """Make several augmented views of each image from one decode, as self-supervised methods need.
 
+    ```python
+    from penstock import DataLoader, Dataset, Normalize, RandomResizedCrop, Views
+
+    large, small = [RandomResizedCrop(96), Normalize()], [RandomResizedCrop(32), Normalize()]
+    views = Views({"global": (2, large), "local": (4, small)})
+    photos = Dataset("photos/train", fields=("image",))
+    with DataLoader(photos, 16, shuffle=True, seed=7, augment=[views], as_dict=True) as loader:
+        print(next(iter(loader))["local"].shape)  # torch.Size([16, 4, 3, 32, 32])
+    ```
+
     views: for each new field of a batch the number of its views and their recipe, as
     {"global": (2, [...]), "local": (8, [...])}. In place of the image, a batch has these fields, of
     shape (n, views, channels, height, width), so the views of one field have one size and dtype. A

@@ -174,6 +174,15 @@ def _sampled(source: Source, options: LoaderOptions) -> Source:
 class DataLoader(torch.utils.data.DataLoader[T_co]):
     """Batches of a dataset, as torch's DataLoader yields them, resumable exactly at any position.
 
+    ```python
+    from penstock import DataLoader, Dataset, imagenet_train
+
+    train = Dataset("photos/train")
+    with DataLoader(train, 32, shuffle=True, seed=7, augment=imagenet_train(224)) as loader:
+        for images, labels in loader:  # float32 (32, 3, 224, 224), int64 (32,)
+            state = loader.state_dict()  # load_state_dict continues behind this batch
+    ```
+
     Arguments up to in_order are torch's. snapshot_every_n_steps is torchdata's and changes nothing:
     states are exact at every step. The rest are Penstock's. docs/reference/datasets.md lists what
     works with native and with torch datasets.

@@ -36,6 +36,12 @@ def show(
 ) -> Image:
     """Draw images with their boxes, class names, masks and points, on one sheet.
 
+    ```python
+    import penstock
+
+    penstock.show(penstock.Dataset("photos/train"), count=8).save("samples.png")
+    ```
+
     A notebook displays the result; elsewhere save it: `penstock.show(batch).save("batch.png")`.
 
     - what: a batch (a dict by field, or a tuple), a dataset (samples from all over it, with the

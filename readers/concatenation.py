@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 def concat(sources: Sequence[Source]) -> Source:
     """Join datasets, or parts of some, end to end into one that reads them.
 
+    ```python
+    from penstock import Dataset, concat
+
+    both = concat([Dataset("packs/train"), Dataset("packs/val")])
+    print(len(both))  # 120
+    ```
+
     All must have the same fields selected, of the same types, with the same class names in the same
     order. Fields that aren't selected are left out if they differ. Sample ids are those of the
     first, followed by those of the second, and so on: the ids of each part begin where those of the

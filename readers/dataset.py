@@ -55,6 +55,14 @@ class Dataset(Source):
     """A dataset: a folder, a file or several files at a URL. It opens at first use; several threads
     may read.
 
+    ```python
+    from penstock import Dataset
+
+    train = Dataset("photos/train")
+    print(len(train), train.classes)  # 96 ('beach', 'forest', 'harbour', 'street')
+    print(train[0]["image"].shape)  # torch.Size([3, …, …])
+    ```
+
     - url: a local path or any fsspec URL, of a folder or of one file; several files by a pattern
       such as train-{000000..000009}.tar or data/**/*.parquet, or as a list within one store.
     - fields: names, in the order that batches have; "id" is the sample's number ("sample_id" if the

@@ -62,6 +62,15 @@ def mix(
     """Mix datasets, or parts of some, by weights: mix({"web": a, "code": b}, weights={"web": 0.7,
     "code": 0.3}).
 
+    ```python
+    from penstock import DataLoader, Dataset, imagenet_train, mix
+
+    parts = {"train": Dataset("packs/train"), "more": Dataset("packs/val")}
+    mixed = mix(parts, weights={"train": 0.75, "more": 0.25})
+    with DataLoader(mixed, 16, shuffle=True, seed=7, augment=imagenet_train(64)) as loader:
+        images, labels = next(iter(loader))  # 12 samples of "train" and 4 of "more"
+    ```
+
     From the job's start to any position, each part has its share to within two samples, at any
     world size and after any restart. Each part keeps its own order and its own epochs, which are
     complete: a part that is used up begins its next epoch, even in the middle of an epoch of the

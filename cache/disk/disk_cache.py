@@ -41,6 +41,12 @@ RETRY_S = 30.0
 class DiskCache:
     """A folder on a local disk that caches remote objects for all processes of a node.
 
+    ```python
+    from penstock import Dataset, DiskCache
+
+    train = Dataset("s3://bucket/packs/train", cache=DiskCache("/nvme/penstock", max_bytes="1GB"))
+    ```
+
     path: the folder, which is created with the permission bits `mode` at first use. max_bytes: an
     int or a string such as "1.5TB"; all processes and jobs together stay below it. Several datasets
     and jobs may share a folder if they pass the same limit. peers: lets the nodes of a job serve

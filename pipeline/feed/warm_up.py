@@ -406,6 +406,14 @@ def warm(
 ) -> WarmResult:
     """Fill the cache with the shards that this node reads in an epoch, in the order of need.
 
+    ```python
+    from penstock import Dataset, DiskCache, warm
+
+    cache = DiskCache("/nvme/penstock", max_bytes="1GB")
+    with Dataset("s3://bucket/packs/train", cache=cache) as train:
+        warm(train, seed=7)
+    ```
+
     The plan is that of a loader with the same dataset, seed, global batch (256 per rank by
     default), shuffle and order. With other values, one of several nodes would read other shards; a
     single node would read the same ones in another order. Only shards that the cache keeps for the

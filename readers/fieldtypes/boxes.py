@@ -103,6 +103,15 @@ class _Points(FieldType):
 class Boxes(_Points):
     """Boxes in an image, float32, (boxes, 4) per sample, delivered as x1, y1, x2, y2 in pixels.
 
+    ```python
+    from penstock import Boxes, Dataset
+
+    street = Dataset(
+        "street.tar", fields=("image", "boxes"), schema={"boxes": Boxes(of="image", format="xywh")}
+    )
+    print(street[0]["boxes"])  # tensor([[30., 20., 70., 60.]])
+    ```
+
     of: the image's field. format: in storage, in pixels of the upright image, or, if it ends in
     "_norm", as fractions of the image's width and height.
     """

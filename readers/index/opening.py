@@ -376,6 +376,12 @@ def index(
     """Build the index of a dataset, write it, and return a summary, as the command `penstock index`
     does.
 
+    ```python
+    from penstock import index
+
+    index("photos/train")  # every image is decoded once; those that fail are listed
+    ```
+
     All data is read and checked, even if an index exists: the samples of image folders and tar
     files are decoded once, and of formats with chunks (Zarr, Parquet, …) the metadata is read. A
     Dataset builds the same index at its first use; this function does so before the job starts.

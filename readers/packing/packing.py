@@ -305,6 +305,13 @@ def pack(
     """Write a dataset as a pack into the local folder dst. If it was interrupted, the same call
     resumes.
 
+    ```python
+    from penstock import Dataset, pack
+
+    pack("photos/train", "packed")
+    print(len(Dataset("packed")))  # 96
+    ```
+
     src: anything that Dataset accepts, or an open dataset, a part of one, or several joined.
     fields: the packed ones; None means all. fields, format, manifest, schema, allow_empty,
     max_pixels and split describe src as for `index`; sampling: its sample, stride, dtype, documents

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def documented() -> Iterator[tuple[str, str]]:
     """Yield the name and docstring of each public object, and of its public methods."""
     for module in (penstock, penstock.testing):
-        for name in dir(module):
+        for name in module.__all__:
             thing = getattr(module, name)
-            if name.startswith("_") or not (inspect.isclass(thing) or inspect.isfunction(thing)):
+            if not (inspect.isclass(thing) or inspect.isfunction(thing)):
                 continue
             yield f"{module.__name__}.{name}", inspect.getdoc(thing) or ""
             for inner, member in vars(thing).items() if inspect.isclass(thing) else ():

@@ -369,7 +369,7 @@ def with_all() -> BenchResult:
 def test_json_has_the_fixed_fields_and_is_documented(make: Callable[[], BenchResult]) -> None:
     report = json.loads(json.dumps(as_json(make())))
     assert set(report) >= FIXED
-    documented = (ROOT / "docs" / "howto" / "slow.md").read_text()
+    documented = (ROOT / "docs" / "reference" / "bench.md").read_text()
     assert [name for name in report if f"`{name}`" not in documented] == []
 
 

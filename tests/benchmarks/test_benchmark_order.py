@@ -1,4 +1,4 @@
-"""Test the benchmark of the order; docs/explanation/order.md shows its recorded results."""
+"""Test the benchmark of the order; docs/explanation/mixing.md shows its recorded results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from benchmarks.order import RANKS, SHARDS, JobSize, measure, measured
 from benchmarks.record import RESULTS
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "order.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "mixing.md"
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:

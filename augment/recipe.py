@@ -318,7 +318,10 @@ def check_recipe(
     """
     ops = operations_of(recipe)
     if several := [op for op in ops if op.stage is Stage.VIEWS]:
-        raise RecipeError(f"{several[0]} works on image fields of native datasets only.")
+        raise RecipeError(
+            f"{several[0]} works on native datasets. Let __getitem__ return the views, or read the "
+            "files with penstock.Dataset."
+        )
     stages = _by_stage(ops, field)
     (decode,), geometric = (op for _, op in stages[Stage.DECODE]), stages[Stage.GEOMETRY]
     geometries, sizes, is_even = plan_geometries(geometric, images)

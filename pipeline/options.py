@@ -494,9 +494,10 @@ class LoaderOptions(TorchArguments):
             "global_batch_size= by samples": isinstance(self.global_batch_size, Mapping),
         }
         for argument in (name for name, passed in is_passed.items() if passed):
+            drop = "Call the function in your loop" if "device" in argument else "Drop it"
             raise ConfigError(
                 f"{argument} works on native datasets (penstock.Dataset), but this is a torch "
-                "dataset. Drop it, or read the files with penstock.Dataset."
+                f"dataset. {drop}, or read the files with penstock.Dataset."
             )
 
     def _refuse_what_is_planned(self) -> None:

@@ -340,7 +340,7 @@ class TestChecks:
             check_recipes([Views({"a": (1, [CROP])})], schema, ("left", "right"), ranges)
 
     def test_only_in_recipes_of_fields(self):
-        with pytest.raises(RecipeError, match="image fields of native datasets"):
+        with pytest.raises(RecipeError, match="works on native datasets"):
             check_recipe([Views({"a": (1, [CROP])})], images=SIZES)
 
 

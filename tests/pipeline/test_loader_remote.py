@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from penstock.augment import imagenet_eval
+from penstock.augment import LongestSide, Pad, RandomHorizontalFlip, SanitizeBoxes, imagenet_eval
 from penstock.cache import ConfigError, DiskCache, FetchError, PenstockWarning
 from penstock.pipeline import DataLoader
+from penstock.pipeline.cli import main
 from penstock.readers import Dataset
 from tests import warm
+from tests.annotated_sets import coco_set, instances, voc_set, yolo_set
 from tests.conftest import SAMPLES
 from tests.servers import Faults, Server, serving
 from tests.servers.nginx import NGINX, nginx
@@ -143,6 +145,41 @@ def test_a_warm_cache_trains_on_without_the_remote(
         again = [(i.clone(), n.clone()) for _ in range(2) for i, n in one]
     assert same(again, wanted)
     cache.close()
+
+
+@pytest.mark.filterwarnings("ignore::penstock.cache.errors.PenstockWarning")
+@pytest.mark.parametrize("name", ["coco", "voc", "yolo"])
+def test_an_annotated_set_that_a_command_has_warmed_trains_without_its_store(
+    name: str, tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {}
+    if name == "coco":
+        root = coco_set(tmp_path / "coco", instances())
+        given = {"manifest": "annotations/instances_train2017.json"}
+    elif name == "voc":
+        root = voc_set(tmp_path / "voc", {"a": [{"name": "dog", "box": (1, 2, 9, 8)}], "b": []})
+    else:
+        text = "train: images/train\nnames: [cat]\n"
+        labels = {"a": "0 .5 .5 .2 .2\n0 .1 .1 .5 .1 .2 .6", "b": None}
+        root = yolo_set(tmp_path / "yolo", labels, text).parent
+
+    def batches(url: Any, **more: Any) -> list[Any]:
+        dataset = Dataset(url, **given, **more)
+        fields = tuple({"image", "id", "boxes", "labels", "masks"} & {*dataset.schema})
+        recipe = [LongestSide(32), RandomHorizontalFlip(), Pad(to_multiple=8), SanitizeBoxes()]
+        options: Any = {"shuffle": True, "seed": 3, "as_dict": True, "augment": recipe}
+        with DataLoader(dataset.select(*sorted(fields)), 2, **options) as one:
+            return [{n: [each.tolist() for each in v] for n, v in b.items()} for b in one]
+
+    with serving(tmp_path) as server:
+        url = f"{server.url}/{root.relative_to(tmp_path)}"
+        words = ["warm", url, "--cache", str(tmp_path / "cache"), "--global-batch-size", "2"]
+        manifest = [f"--{key}={value}" for key, value in given.items()]
+        assert main([*words, "--seed", "3", *manifest]) == 0
+        server.go_away()
+        options = {"retry_timeout": 0.2, "connect_timeout": 0.2}
+        found = batches(url, cache=tmp_path / "cache", storage_options=options)
+    assert found == batches(root)
 
 
 def test_resuming_in_the_middle_from_a_cold_cache(

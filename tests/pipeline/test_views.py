@@ -273,7 +273,7 @@ class TestRefusals:
 
     def test_torch_datasets(self):
         numbers = torch.utils.data.TensorDataset(torch.zeros(4))
-        with pytest.raises(ConfigError, match="image fields of native datasets only"):
+        with pytest.raises(ConfigError, match="Let __getitem__ return the views"):
             DataLoader(numbers, 2, seed=1, augment=VIEWS)
 
     def test_maps_stay_in_front(self, data):

@@ -461,7 +461,7 @@ def test_docs_tell_what_was_measured_of_views() -> None:
     torch_, dali = (
         f"{ratios[name]['median']:.1f}" for name in ("torch and Pillow", "DALI by hand")
     )
-    page = (RESULTS.parents[1] / "docs" / "howto" / "augment.md").read_text()
+    page = (RESULTS.parents[1] / "docs" / "howto" / "views.md").read_text()
     assert f"takes {torch_} times the CPU time with torch and Pillow, and {dali} times" in page
 
 

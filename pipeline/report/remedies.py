@@ -157,7 +157,7 @@ def _progressive(facts: LoaderFacts, images: ImageFigures, share: float | None) 
         cause="progressive",
         why=f"{finding} longer to decode than baseline ones; `penstock bench` measures how much "
         "longer.",
-        advice=f"`penstock pack {facts.url or 'SRC'} DST --baseline` rewrites them without loss.",
+        advice=f"`penstock pack {facts.source} DST --baseline` rewrites them without loss.",
         is_anomaly=True,
     )
     if measured is None:
@@ -192,7 +192,7 @@ def _smaller(facts: LoaderFacts, images: ImageFigures, share: float | None) -> I
         cause="oversized" if is_oversized else "slow-decode",
         why=f"The images are {kind}: {images.mean_pixels / 1e6:.2g} megapixels on average "
         f"({images.seen} inspected) for an output of {images.out_short} pixels.",
-        advice=f"`penstock pack {facts.url or 'SRC'} DST --short-side {images.pack_short}` keeps "
+        advice=f"`penstock pack {facts.source} DST --short-side {images.pack_short}` keeps "
         "the detail that a crop of that size can show.",
         factor=factor,
         basis=f"{ratio:.2g} times fewer pixels; {part}",
@@ -289,7 +289,7 @@ def disk_changes(facts: LoaderFacts) -> Iterator[Change]:
     # The cache stores a remote folder in blobs of many samples.
     are_files = facts.shards is not None and facts.shards.are_files and facts.remote is None
     are_files &= facts.bytes_read > 0 or facts.disk_bytes is None  # labels come from the index
-    pack = f"A pack (`penstock pack {facts.url or 'SRC'} DST`)"
+    pack = f"A pack (`penstock pack {facts.source} DST`)"
     if not waits:
         advice = "Larger batches or fewer fields (`fields=`) take less time per sample."
         if are_files:
@@ -416,7 +416,7 @@ def _tiny_shards(facts: LoaderFacts, fetched: str = "") -> Iterator[Change]:
     yield Change(
         cause="tiny-shards",
         why=f"{finding}, and each has to be requested and opened. {fetched}".rstrip(),
-        advice=f"`penstock pack {facts.url or 'SRC'} DST --shard-bytes 64MiB` would help.",
+        advice=f"`penstock pack {facts.source} DST --shard-bytes 64MiB` would help.",
         removes=True,
         basis=_OTHERS,
         assumes="requesting and opening shards takes all of the time",

@@ -7,6 +7,7 @@ stage reaches alone. `Limit` and `Cause` list the names that a verdict uses.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -283,6 +284,11 @@ class LoaderFacts:
     part: PartFacts | None = None
     cores: CoreSpeeds | None = None
     ceilings: Ceilings | None = None
+
+    @property
+    def source(self) -> str:
+        """The dataset's URL as an argument of a shell command: a shell would expand braces."""
+        return shlex.quote(self.url) if self.url else "SRC"
 
     @property
     def samples_per_s(self) -> float:

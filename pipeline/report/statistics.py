@@ -125,7 +125,8 @@ class Statistics(Traffic):
             path = f" ({self.quarantine})" if self.quarantine else ""
             line += f"; {self.bad:,} bad samples{path}"
         if left_out := sum(self.left_out.values()):
-            line += f"; {left_out:,} samples are left out of the dataset"
+            samples = "1 sample is" if left_out == 1 else f"{left_out:,} samples are"
+            line += f"; {samples} left out of the dataset"
         lines = [f"{line}."]
         if self.chunks_decoded:
             on_disk = self.chunks_disk_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -93,6 +94,8 @@ def test_selections_and_concatenations(tmp_path: Path) -> None:
         statistics = loader.statistics()
     assert statistics.left_out == WANTED
     assert "3 samples are left out of the dataset" in str(statistics)
+    statistics = replace(statistics, left_out={"truncated JPEG": 1})
+    assert "1 sample is left out of the dataset" in str(statistics)
 
 
 def test_a_pack_has_what_its_source_left_out(tmp_path: Path) -> None:

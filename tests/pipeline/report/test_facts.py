@@ -59,6 +59,12 @@ def test_progressive_images_are_counted_and_named(tmp_path: Path) -> None:
     assert f"`penstock pack {some} DST --baseline`" in told.verdict
 
 
+def test_the_command_of_a_verdict_survives_a_shell(tmp_path: Path) -> None:
+    found = facts_of(Dataset(write(tmp_path / "a {b,c}", 60, 70, progressive=True)))
+    told = diagnose(replace(found, **DECODING))
+    assert f"`penstock pack '{tmp_path}/a {{b,c}}' DST --baseline`" in told.verdict
+
+
 def test_oversized_images_are_measured_and_named(tmp_path: Path) -> None:
     found = facts_of(Dataset(write(tmp_path / "some", 300, 400, count=8)))
     assert found.images is not None

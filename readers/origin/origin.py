@@ -37,7 +37,15 @@ SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
 
 
 def check_url(url: Url) -> None:
-    """Raise ConfigError for a list that can't be a list of files."""
+    """Raise ConfigError for a list that can't be a list of files, and for a program to run."""
+    for each in url if isinstance(url, list | tuple) else [url]:
+        if isinstance(each, str) and each.startswith("pipe:"):
+            raise ConfigError(
+                f"url: {each!r} runs a program, and Penstock reads files by their position. Pass "
+                "what the program reads, such as s3://bucket/train/{000000..000099}.tar: s3://, "
+                "gs://, https:// and other URLs are read directly. For a file of this name, pass "
+                "'./pipe:…'."
+            )
     if not isinstance(url, list | tuple):
         return
     from penstock.readers.origin.file_selection import MAX_NAMES

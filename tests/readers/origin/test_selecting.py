@@ -15,6 +15,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from penstock import Dataset
 from penstock.cache import ConfigError, DatasetNotFoundError, MissingDependencyError
 from penstock.readers.fieldtypes import Text
 from penstock.readers.origin import (
@@ -220,6 +221,13 @@ def test_invalid_lists_are_refused(
 def test_folders_arent_joined_by_a_list(local: str) -> None:
     with pytest.raises(ConfigError, match="concat"):
         place_of([f"{local}/data", f"{local}/spark.parquet"])
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_programs_of_webdataset_are_refused(as_list: bool) -> None:
+    url = "pipe:aws s3 cp s3://bucket/{0..3}.tar -"
+    with pytest.raises(ConfigError, match="runs a program"):
+        Dataset([url] if as_list else url)
 
 
 def test_an_existing_file_whose_name_looks_like_a_pattern_is_selected(

@@ -10,7 +10,7 @@ work:
 
 Sides: penstock on the Parquet files; penstock on a pack of the same photographs; a pyarrow loop
 over shuffled row groups with a shuffled pool of 1,000 samples; `datasets` map-style (which first
-converts all to Arrow files; that isn't counted) and streaming with a buffer of 1,000; litData over
+converts all to Arrow files; that isn't counted) and streaming with a buffer of 1,000; LitData over
 the same Parquet files. Sides that leave decoding to the user decode with simplejpeg and OpenCV if
 installed, otherwise with Pillow, in this process. Sides that aren't installed are excluded and
 listed.
@@ -127,7 +127,7 @@ def hugging_face(folder: Path, scratch: Path, *, streaming: bool) -> Callable[[]
 
 
 def lit_data(folder: Path) -> Callable[[], Iterator[Pair]]:
-    """Yield the rows of litData over the same files, which it indexes."""
+    """Yield the rows of LitData over the same files, which it indexes."""
     import litdata
     from litdata.streaming.item_loader import ParquetLoader
 

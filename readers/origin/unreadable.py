@@ -93,7 +93,7 @@ _STORE_OF = {each: store for store, listed in _STORES.items() for each in listed
 _MARKS = (
     (re.compile(rb"(^|/)_delta_log/"), "a Delta table"),
     (re.compile(rb"(^|/)metadata/[^/]*\.metadata\.json$"), "an Iceberg table"),
-    (re.compile(rb"(^|/)chunk-\d+-\d+[^/]*\.bin$"), "chunks of litData"),
+    (re.compile(rb"(^|/)chunk-\d+-\d+[^/]*\.bin$"), "chunks of LitData"),
 )
 _OF_FILES = ("a Delta table", "an Iceberg table")
 # The pages with a script that converts the data.
@@ -102,7 +102,7 @@ _GUIDES = {
     "ArrayRecord": "grain",
     "MDS shards of MosaicML Streaming": "mosaicml-streaming",
     "an FFCV file": "ffcv",
-    "chunks of litData": "litdata",
+    "chunks of LitData": "litdata",
 }
 
 _LIST_TABLES = frozenset(("csv", "tsv", "jsonl", "ndjson"))

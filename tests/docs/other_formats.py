@@ -36,7 +36,7 @@ def write_mds(sets: Sets) -> None:
 
 
 def write_chunks(sets: Sets) -> None:
-    """Write litData's chunks of about 16 KB."""
+    """Write LitData's chunks of about 16 KB."""
     from litdata import optimize
 
     for name, samples in sets.items():

@@ -185,7 +185,7 @@ def test_litdata() -> None:
 
 
 def _allow_http() -> None:
-    """Let litData read the test's store, which has no TLS."""
+    """Let LitData read the test's store, which has no TLS."""
     from litdata.streaming import downloader
 
     downloader._OBSTORE_CLIENT_OPTIONS = {**downloader._OBSTORE_CLIENT_OPTIONS, "allow_http": True}

@@ -98,7 +98,7 @@ FIGURES = (
     ),
     Figure(
         "migrate/litdata.md",
-        "{:.1f} times as many images a second as litData from chunks of the same bytes, with the "
+        "{:.1f} times as many images a second as LitData from chunks of the same bytes, with the "
         "fastest decoder that pip installs, on the same 2 cores and for {:.0f} % of the CPU time",
         "throughput",
         beside("litdata"),

@@ -289,7 +289,7 @@ def test_the_error_for_a_clone_of_the_hub_or_saved_splits_names_the_folder(
         ({"metadata/v1.metadata.json": b"{}", "data/a.parquet": b"x"}, "Iceberg.*as a list"),
         ({".hoodie/hoodie.properties": b"x", "a.parquet": b"x"}, "Hudi"),
         ({"index.json": b"{}", "shard.00000.mds.zstd": b"x"}, "MDS shards.*mosaicml-streaming"),
-        ({"index.json": b"{}", "chunk-0-0.bin": b"x"}, "litData.*migrate/litdata.md"),
+        ({"index.json": b"{}", "chunk-0-0.bin": b"x"}, "LitData.*migrate/litdata.md"),
         ({"train.tfrecord-00000-of-00002": b"x"}, "TFRecords.*tfdata.md.*torch dataset"),
         ({"train.rec": b"x", "train.idx": b"x", "train.lst": b"x"}, "RecordIO.*torch dataset"),
         ({"a.h5": b"x"}, "HDF5.*torch dataset"),

@@ -166,7 +166,7 @@ def test_what_the_document_prints_runs(
     stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with tarfile.open(stored / "pairs.tar") as source, tarfile.open("pairs.tar", "w") as target:
+    with tarfile.open(stored / "pairs.tar") as source, tarfile.open("street.tar", "w") as target:
         for member in source:
             if int(member.name[:3]) % 4 != 3:
                 target.addfile(member, source.extractfile(member))

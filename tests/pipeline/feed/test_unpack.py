@@ -73,8 +73,8 @@ def test_fields_that_do_not_fit_are_refused(tmp_path: Path, fields: tuple[str, .
 
 
 def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "corpus").mkdir()
-    write_megatron(tmp_path / "corpus" / "a", draw_documents(30))
+    (tmp_path / "megatron").mkdir()
+    write_megatron(tmp_path / "megatron" / "a", draw_documents(30))
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(
         r"```python\n(.*?)```", (ROOT / "docs" / "howto" / "tokens.md").read_text(), re.S

@@ -54,6 +54,7 @@ test: $(READY)
 
 suite: $(READY)
 	# Compile modules and numba's kernels once, instead of in each worker.
+	$(BIN)/python -c 'import penstock.augment.view_kernels, penstock.readers.fieldtypes.mask_kernels, penstock.readers.fieldtypes.mask_warps'
 	$(BIN)/pytest -q --collect-only >/dev/null || true
 	# Four on two cores: tests wait for processes, servers and disks a third of their time.
 	$(BIN)/pytest -q -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 --durations=10

@@ -265,7 +265,7 @@ class ResumeError(PenstockError, ValueError):
     """A state doesn't fit this dataset, seed or version, so the job can't resume from it.
 
     The message names what differs. Pass the dataset, the seed and the recipe of the saved job, or
-    begin the epoch anew without a state. The loader is unchanged.
+    start the epoch again without a state. The loader is unchanged.
     """
 
 

@@ -180,7 +180,7 @@ class PeerUpstream(Upstream):
         self._lists = PeerLists(self.directory, store, self._pool, look=look)
 
     def renew(self) -> None:
-        """Wait anew for nodes that fetch blobs for all, because a new epoch may have others, and
+        """Wait again for nodes that fetch blobs for all, because a new epoch may have others, and
         update the peers at the next range, on another thread."""
         self._left_since_s.clear()
         if self._lists is not None:

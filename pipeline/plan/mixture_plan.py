@@ -677,7 +677,7 @@ class _Samples:
     slot: Ints
 
     def within(self, sizes: Ints, low: Ints, high: Ints) -> _Samples:
-        """Return the samples in slots [low, high) of each batch, numbered anew."""
+        """Return the samples in slots [low, high) of each batch, numbered from 0 there."""
         slots = np.arange(len(self.slot)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         wanted = (slots >= np.repeat(low, sizes)) & (slots < np.repeat(high, sizes))
         is_own = wanted[self.slot]

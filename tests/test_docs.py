@@ -109,7 +109,8 @@ def test_the_pages_that_messages_and_docstrings_name_are_there() -> None:
     """Check the pages, and their sections, that code, examples and the changelog name."""
     named_page = r"\b(docs/[\w/-]+\.md)(?:#([\w-]+))?"
     places = [*all_sources(), ROOT / "CHANGELOG.md"]
-    places += [path for path in (ROOT / "examples").rglob("*") if path.is_file()]
+    examples = (path for path in (ROOT / "examples").rglob("*") if path.is_file())
+    places += [path for path in examples if path.suffix != ".pyc"]
     for path in places:
         for page, section in re.findall(named_page, path.read_text()):
             assert (ROOT / page).exists(), f"{path}: {page}"

@@ -161,6 +161,13 @@ class FieldType:
                     f"{cls.__name__}: got kind={kind!r}, wanted lower-case letters, digits, _, . "
                     "or -, and none of Penstock's own kinds."
                 )
+            modules = {cls.__module__, _KNOWN.get(kind, cls).__module__} - _MAIN
+            if len(modules) > 1:
+                raise ConfigError(
+                    f"{cls.__name__}: {' and '.join(sorted(modules))} both define kind={kind!r}, "
+                    "so stored data could be read with the wrong one. Rename one of them, such as "
+                    "<package>.<kind>."
+                )
             _KNOWN[kind] = cls
 
     # What a sample is.
@@ -463,6 +470,7 @@ _MODULES = {
     **dict.fromkeys(("boxes", "keypoints", "instance_keypoints", "image_size"), "boxes"),
 }
 _KNOWN: dict[str, type[FieldType]] = {}
+_MAIN = {"__main__", "__mp_main__"}  # a script may be imported under its own name as well
 
 
 def named_type(kind: str) -> type[FieldType]:

@@ -32,7 +32,7 @@ class Depth(FieldType):
     scale: float = 0.001
     of: str | None = None
 
-    kind: ClassVar[str] = "depth"
+    kind: ClassVar[str] = "guest.depth"
     refers_to: ClassVar[str] = "image"
     is_encoded: ClassVar[bool] = True
 
@@ -61,7 +61,7 @@ class RunLengths(FieldType):
 
     size: tuple[int, int]
 
-    kind: ClassVar[str] = "run_lengths"
+    kind: ClassVar[str] = "guest.run_lengths"
     is_encoded: ClassVar[bool] = True
 
     @property
@@ -77,7 +77,7 @@ class RunLengths(FieldType):
 class Document(FieldType):
     """A document in JSON, delivered as its value."""
 
-    kind: ClassVar[str] = "document"
+    kind: ClassVar[str] = "guest.document"
     is_encoded: ClassVar[bool] = True
     missing: ClassVar[Any] = {}
 
@@ -97,7 +97,7 @@ class Document(FieldType):
 class Cloud(FieldType):
     """Points, float32, (points, 3), from files of bare numbers."""
 
-    kind: ClassVar[str] = "cloud"
+    kind: ClassVar[str] = "guest.cloud"
     is_encoded: ClassVar[bool] = True
 
     @property
@@ -112,7 +112,7 @@ class Cloud(FieldType):
 class Timestamp(FieldType):
     """Seconds since 1970 from a text such as 2026-11-27T22:15:00, int64."""
 
-    kind: ClassVar[str] = "timestamp"
+    kind: ClassVar[str] = "guest.timestamp"
 
     @property
     def number(self) -> np.dtype[Any]:
@@ -134,7 +134,7 @@ class Timestamp(FieldType):
 class Quaternion(FieldType):
     """A rotation, float32, of length 1."""
 
-    kind: ClassVar[str] = "quaternion"
+    kind: ClassVar[str] = "guest.quaternion"
 
     @property
     def form(self) -> ArrayForm:

@@ -265,6 +265,9 @@ def test_a_kind_must_be_new_and_installed() -> None:
         type("Mine", (Depth,), {"kind": "image"})
     with pytest.raises(ConfigError, match="lower-case"):
         type("Mine", (Depth,), {"kind": "My Kind"})
+    with pytest.raises(ConfigError, match=r"guest_types and tests.*both define kind='guest.depth'"):
+        type("Mine", (Depth,), {"kind": "guest.depth"})
+    assert named_type("guest.depth") is Depth
 
 
 def documented() -> Any:
@@ -275,7 +278,8 @@ def documented() -> Any:
     module = sys.modules["documented_types"] = ModuleType("documented_types")
     vars(module)["png"] = images.png
     for code in re.findall(r"```python\n(.*?)```", section.split("\n## ")[0], re.S):
-        other = code.replace('= "depth"', '= "documented"')  # beside the one above
+        # Beside the types above and those of the page, which its own test runs.
+        other = re.sub(r'(kind: ClassVar\[str\] = ")', r"\1documented.", code)
         exec(compile(other, "fields.md", "exec"), vars(module))
     return module.TestDepth
 

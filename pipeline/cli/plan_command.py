@@ -48,7 +48,7 @@ def plan(
 
     The plan has the shard size, lanes, prefetch, connections, the cached share, epoch times and the
     accelerator utilisation (AU: the share of the time in which GPUs compute), and names what limits
-    them. docs/howto/sizes.md has the formulas and the units.
+    them. docs/reference/plan.md has the formulas and the units.
 
     url: The dataset, if it exists: a path, an fsspec URL, or a mixture file, for which the plan
         also shows what each part gives; else pass --samples.

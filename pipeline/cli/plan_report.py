@@ -51,7 +51,7 @@ _LEGEND = (
 
 
 def plan_values(found: Forecast, assumptions: Assumptions) -> dict[str, Any]:
-    """Return the values of `--json`; docs/howto/sizes.md has their units."""
+    """Return the values of `--json`; docs/reference/plan.md has their units."""
     job, geometry, first, later = found.setup, found.geometry, found.first, found.later
     return {
         "shard_bytes": round(geometry.shard_bytes),

@@ -1,7 +1,7 @@
 """Describe the inputs of a sizing: the data, a node, the store, the job and unit costs.
 
 All figures are of one machine or one job, in bytes, seconds and samples. The CPU costs of moving
-bytes were measured; docs/howto/sizes.md names the machine. Faster cores need fewer CPU-seconds.
+bytes were measured; docs/benchmarks.md names the machines. Faster cores need fewer CPU-seconds.
 """
 
 from __future__ import annotations

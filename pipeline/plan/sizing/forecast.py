@@ -2,8 +2,8 @@
 
 An epoch moves bytes by tiers (`EpochTraffic`). It takes as long as its slowest tier, because
 fetching, reading, decoding and training run at the same time. Only the job's first batch adds its
-time. docs/howto/sizes.md has the formulas with their sources. The best change is found by a
-forecast for each possible one.
+time. docs/reference/plan.md has the formulas. The best change is found by a forecast for each
+possible one.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 An operation is a frozen dataclass. It has torchvision's arguments, checks them when it is created,
 and holds all that is specific to it: its draws, its DALI nodes, and how masks, boxes and keypoints
 follow it. No other module knows single operations, so an operation of another package is one class
-in one file (docs/howto/augment.md has examples).
+in one file (docs/howto/operations.md has examples).
 
 - `ImageOperation` changes the pixels of images, which usually all have one size.
 - `GeometricOperation` crops, resizes or flips images of any size, before they are decoded in full.

@@ -1,4 +1,4 @@
-"""Operations of another package: the examples of docs/howto/augment.md, as printed there."""
+"""Operations of another package: the examples of docs/howto/operations.md, as printed there."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.pipeline.feed.memory import Memory
 
 SIZES = {"image": ImageRange(min_height=32, max_height=32, min_width=32, max_width=32)}
 SELECTED = ("image", "mask"), SIZES
-TEXT = (ROOT / "docs/howto/augment.md").read_text()
+TEXT = (ROOT / "docs/howto/operations.md").read_text()
 EXAMPLES = re.findall(r"```python\n(from dataclasses.*?)```", TEXT, re.DOTALL)
 
 

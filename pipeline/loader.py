@@ -236,7 +236,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         field on its device, and a torch.Generator. What it returns is what the loop gets
         (docs/howto/augment.md).
     read: how a sample's bytes are read from its file: "copy", "pread" or "mmap"
-    (docs/explanation/cache.md).
+        (docs/reference/stores.md).
 
     Yields, for a native dataset, tuples in the order of `dataset.fields`, or dicts with
     as_dict=True; docs/reference/batches.md describes the value of each type. For a torch dataset

@@ -76,7 +76,7 @@ class Dataset(Source):
       store. None: next to them, else the cache folder, else the user's cache directory.
     - cache: a DiskCache through which remote data is read (data on a network mount, too), or a
       folder for one: its limit is the one it was made with, or 90 % of the free space.
-    - storage_options: of the store (docs/explanation/cache.md).
+    - storage_options: of the store (docs/reference/stores.md).
     - filesystem: any fsspec file system object; url is then a path in it.
     - manifest: a table of a folder's samples, below url or on this machine; False ignores manifests
       in the folder.

@@ -526,7 +526,7 @@ def default_window(
     at least 64, so that small datasets are mixed as a whole, and 4 a lane, so that a rank with one
     lane mixes several. If the correlation of labels inside a shard is known (icc, 0 to 1), there
     are at least 100·global_batch·icc, which keeps `label_spread` within 1 %. Data that wasn't
-    shuffled counts as shuffled if √shards satisfies that. docs/explanation/order.md has the
+    shuffled counts as shuffled if √shards satisfies that. docs/explanation/mixing.md has the
     resulting mix and its cost.
 
     rows: mean rows of a shard. Windows that labels don't require open at most MOST_OPEN_ROWS, since
@@ -602,7 +602,7 @@ WINDOW_BYTES = 4 * 2**30
 order is: a quarter of a small training node's memory, for all of its ranks."""
 
 LEAST_UNITS = 16
-"""Minimum of open units, however large they are (docs/explanation/order.md: what fewer do)."""
+"""Minimum of open units, however large they are (docs/explanation/mixing.md)."""
 
 MIXED_BATCHES = 32
 """Global batches that the open units contain at least, if these are small enough."""

@@ -137,7 +137,7 @@ def shards_of_a_rank(plan, size, world):
 @pytest.mark.parametrize("shards", [1000, 10_000])
 @pytest.mark.parametrize("world", [1, 8, 64, 256, 1024])
 def test_a_ranks_batch_comes_from_several_shards(shards, world, record_property):
-    """32 samples a rank, of a shuffled pack, with defaults: docs/explanation/order.md."""
+    """32 samples a rank, of a shuffled pack, with defaults: docs/explanation/mixing.md."""
     size = 32 * world
     lanes = default_lanes(size, shards)
     window = default_window(shards, lanes, global_batch=size, icc=0.0, shuffled=True)

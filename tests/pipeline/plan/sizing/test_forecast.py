@@ -99,7 +99,7 @@ def test_half_of_the_room_in_memory_hits_as_an_lru_does() -> None:
 
 
 def test_single_requests_are_those_that_were_walked() -> None:
-    """docs/explanation/order.md: 46 to 48 % if all is open, 9 % and 14 % of 0.10 and 0.16."""
+    """docs/explanation/mixing.md: 46 to 48 % if all is open, 9 % and 14 % of 0.10 and 0.16."""
     walked = {1.0: 0.47, 0.1024: 0.09, 0.164: 0.14, 0.41: 0.35}
     for opened, share in walked.items():
         assert single_share(opened) == pytest.approx(share, abs=0.035)

@@ -202,8 +202,8 @@ def pack(
         baseline JPEGs, with their masks, boxes and keypoints. Other images stay unchanged.
     quality: JPEG quality of rewritten images (default: 92); without --short-side all images are
         rewritten at their size.
-    baseline: Rewrite progressive JPEGs as baseline JPEGs without loss; these decode about 3 times
-        as fast. Needs the extra 'transcode'.
+    baseline: Rewrite progressive JPEGs as baseline JPEGs without loss; these decode faster.
+        Needs the extra 'transcode'.
     image: Image fields that --short-side, --quality and --baseline change, such as left,right
         (default: all).
     """

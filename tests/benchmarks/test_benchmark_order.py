@@ -1,18 +1,18 @@
-"""Test the benchmark of the order; docs/explanation/mixing.md shows its recorded results."""
+"""Test the benchmark of the order."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from rich.console import Console
 
-from benchmarks.order import RANKS, SHARDS, JobSize, measure, measured
+from benchmarks.order import JobSize, measure, measured
 from benchmarks.record import RESULTS
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "mixing.md"
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -36,27 +36,6 @@ def test_every_job_has_its_default_and_its_whole_lane(tmp_path: Path) -> None:
     rows = rows_of(path)
     assert [row["window"] for row in rows if row["default"]] == [4]
     assert [row["whole_lane"] for row in rows] == [False, False, True]
-
-
-def test_docs_tell_what_was_measured() -> None:
-    rows = rows_of(RESULTS / "order.json")
-    report = DOCS.read_text()
-    for ranks in RANKS:
-        found = [
-            next(r for r in rows if r["default"] and (r["shards"], r["ranks"]) == (shards, ranks))
-            for shards in SHARDS
-        ]
-        cells = (
-            f"{ranks:,}",
-            " / ".join(f"{r['shards_of_a_batch']:.0f}" for r in found),
-            " / ".join(
-                f"{r['meets_again'] / ranks:.1f}" if ranks <= r["lanes"] else "-" for r in found
-            ),
-            " / ".join(f"{100 * r['single_share']:.0f} %" for r in found),
-            " / ".join(f"{r['open_bytes'] / 2**30:.0f}" for r in found) + " GiB",
-            " / ".join(f"{r['readers']:.2f}" for r in found),
-        )
-        assert f"| {' | '.join(cells)} |" in report
 
 
 def test_the_defaults_are_those_of_the_results() -> None:

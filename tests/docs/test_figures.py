@@ -1,140 +1,110 @@
-"""Each figure on a page is that of a kept result.
+"""No figure stands on a page without its kept result.
 
-docs/benchmarks.md isn't in the table: `python -m benchmarks.page` makes it from the same files.
+docs/benchmarks.md isn't looked at: `python -m benchmarks.page` makes it from the results.
 """
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+import re
+from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.docs.figures import FIGURES, Figure
+from tests.docs.quantities import EXEMPT, HELD, LIMITS, PAGES, Limit, named, prose, quantities
 from tests.layers import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterable
+
+Span = tuple[int, int]
 
 
-class Figure(NamedTuple):
-    """A sentence of a page, with places for its numbers, and how a result gives them."""
-
-    page: str
-    sentence: str
-    result: str
-    numbers: Callable[[Any], tuple[float, ...]]
+def in_a_line(text: str) -> str:
+    return " ".join(text.split())
 
 
-def over(loader: str) -> Callable[[Any], tuple[float, ...]]:
-    """Return Penstock's rate over another loader's, and that loader's CPU time over Penstock's."""
-
-    def numbers(result: Any) -> tuple[float, ...]:
-        of = result["summary"][loader]
-        return of["speed_ratio"]["median"], of["cpu_ratio"]["median"]
-
-    return numbers
-
-
-def beside(loader: str) -> Callable[[Any], tuple[float, ...]]:
-    """Return Penstock's rate over another loader's, and Penstock's share of its CPU time, in
-    hundredths."""
-
-    def numbers(result: Any) -> tuple[float, ...]:
-        speed, cpu = over(loader)(result)
-        return speed, 100 / cpu
-
-    return numbers
-
-
-def first_batches(result: Any) -> tuple[float, ...]:
-    return tuple(
-        result["summary"][each]["first_batch_s"]["median"] for each in ("ffcv", "penstock")
-    )
-
-
-def cpu_of_hugging_face(result: Any) -> tuple[float, ...]:
-    sides = result["works"]["decoded"]
-    ratios = [sides[f"CPU of datasets {kind} over ours"] for kind in ("map", "streaming")]
-    return (
-        *(each["median"] for each in ratios),
-        *(each[end] for each in ratios for end in ("low", "high")),
-    )
-
-
-FIGURES = (
-    Figure(
-        "migrate/pytorch.md",
-        "{:.1f} times as many images a second as torch's DataLoader with Pillow on the same 2 "
-        "cores; torch takes {:.1f} times the CPU time",
-        "throughput",
-        over("torch"),
-    ),
-    Figure(
-        "migrate/torchdata.md",
-        "{:.1f} times as many images a second as torch's own loader",
-        "throughput",
-        over("torch"),
-    ),
-    Figure(
-        "migrate/webdataset.md",
-        "{:.1f} times as many images a second from a pack as WebDataset from tar files of the same "
-        "bytes, with the fastest decoder that pip installs, on the same 2 cores; WebDataset takes "
-        "{:.1f} times the CPU time",
-        "throughput",
-        over("webdataset"),
-    ),
-    Figure(
-        "migrate/dali.md",
-        "{:.2f} times as many images a second as DALI's own file reader",
-        "throughput",
-        over("dali"),
-    ),
-    Figure(
-        "migrate/huggingface.md",
-        "a map-style `datasets` object takes {:.2f} times the CPU time of Penstock, and its stream "
-        "{:.2f} times (medians of 5 rounds, {:.2f} to {:.2f} and {:.2f} to {:.2f}",
-        "parquet",
-        cpu_of_hugging_face,
-    ),
-    Figure(
-        "migrate/litdata.md",
-        "{:.1f} times as many images a second as LitData from chunks of the same bytes, with the "
-        "fastest decoder that pip installs, on the same 2 cores and for {:.0f} % of the CPU time",
-        "throughput",
-        beside("litdata"),
-    ),
-    Figure(
-        "migrate/grain.md",
-        "{:.1f} times as many images a second as Grain over files of the same bytes, with the "
-        "fastest decoder that pip installs, on the same 2 cores and for {:.0f} % of the CPU time",
-        "throughput",
-        beside("grain"),
-    ),
-    Figure(
-        "migrate/tfdata.md",
-        "{:.1f} times as many images a second as tf.data over files of the same bytes, on the "
-        "same 2 cores and for {:.0f} % of the CPU time",
-        "throughput",
-        beside("tfdata"),
-    ),
-    Figure(
-        "migrate/ffcv.md",
-        "{:.1f} times as many images a second as FFCV from a beton of the same JPEG bytes, on the "
-        "same 2 cores, for {:.0f} % of the CPU time",
-        "throughput",
-        beside("ffcv"),
-    ),
-    Figure(
-        "migrate/ffcv.md",
-        "{:.1f} s until the first batch in the measurement below, against {:.1f} s",
-        "throughput",
-        first_batches,
-    ),
-)
-
-
-@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.page)
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: f"{figure.page}-{figure.result}")
 def test_a_figure_is_that_of_a_kept_result(figure: Figure) -> None:
-    result = json.loads((ROOT / "benchmarks" / "results" / f"{figure.result}.json").read_text())
-    page = " ".join((ROOT / "docs" / figure.page).read_text().split())
-    assert figure.sentence.format(*figure.numbers(result)) in page
+    assert in_a_line(figure.text) in prose(PAGES[figure.page])
+
+
+def places(texts: Iterable[str], page: str) -> list[Span]:
+    """Return where texts lie in a page."""
+    return [found.span() for text in texts for found in re.finditer(re.escape(text), page)]
+
+
+def unheld(page: str) -> list[Span]:
+    """Return the quantities of a page that no result and no other test holds."""
+    text = prose(PAGES[page])
+    held = places([in_a_line(figure.text) for figure in FIGURES if figure.page == page], text)
+    patterns = [patterns[page] for patterns in HELD.values() if page in patterns]
+    held += [each.span() for pattern in patterns for each in re.finditer(pattern, text)]
+    return [
+        (start, end)
+        for start, end in quantities(text)
+        if not any(low <= start and end <= high for low, high in held)
+    ]
+
+
+def unheld_words(page: str) -> set[str]:
+    text = prose(PAGES[page])
+    return {named(text[start:end]) for start, end in unheld(page)}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_quantity_is_measured_or_a_limit_or_an_example(page: str) -> None:
+    """Keep the result of a new figure in benchmarks/results and add its sentence to
+    tests/docs/figures.py. A limit goes with its constant into tests/docs/quantities.py."""
+    text = prose(PAGES[page])
+    known = {named(limit.shown) for limit in LIMITS if page in limit.pages}
+    known |= {named(each) for pages in EXEMPT.values() for each in pages.get(page, ())}
+    strange = [
+        f"{text[start:end]}: …{text[max(0, start - 60) : end + 40]}…"
+        for start, end in unheld(page)
+        if named(text[start:end]) not in known
+    ]
+    assert strange == []
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.constant)
+def test_a_limit_is_on_a_page(limit: Limit) -> None:
+    assert any(named(limit.shown) in unheld_words(page) for page in limit.pages)
+
+
+@pytest.mark.parametrize("reason", EXEMPT)
+def test_an_exemption_is_needed(reason: str) -> None:
+    for page, exempt in EXEMPT[reason].items():
+        found = unheld_words(page)
+        assert [each for each in exempt if named(each) not in found] == [], page
+
+
+@pytest.mark.parametrize("test", HELD)
+def test_a_test_that_holds_a_figure_is_there(test: str) -> None:
+    file, _, name = test.partition("::")
+    assert re.search(rf"^ *def {name}\(", (ROOT / file).read_text(), re.M)
+    for page, pattern in HELD[test].items():
+        assert re.search(pattern, prose(PAGES[page])), f"{page} doesn't have {pattern!r} any more"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("1.5 to 3 µs an image", "7.0 times the CPU time", "97 % of it", "97% of it", "14 ms"),
+        *("starts in less than a second", "half the CPU", "twice the memory", "two times as fast"),
+        *("1,832 images/s", "2 million tokens/s", "0.63 CPU-s a GB", "30 MB", "| 1.35 |", "3.1 h"),
+    ],
+)
+def test_a_quantity_is_seen(text: str) -> None:
+    assert len(quantities(f"Penstock takes {text} here.")) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("`0.5`", "[7](../a-7.5.md)", "Python 3.11", "numpy below 2.2", "3 x 32 pixels"),
+        *("the second half of the lanes", "10^6 samples", "4 batches", "1 of 255", "`16 MiB`"),
+    ],
+)
+def test_what_is_no_quantity_is_not_seen(text: str) -> None:
+    assert quantities(f"It needs {text} here.") == []

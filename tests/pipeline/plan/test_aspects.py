@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.mixing import padding
 from penstock.pipeline.plan import (
     Aspects,
     AspectSettings,
@@ -105,43 +106,11 @@ def test_an_order_of_lanes_sorts_each_batch_and_changes_none(
         assert [before[slot] for slot in own.tolist()] == after
 
 
-def coco_sizes(count: int) -> Any:
-    """Return heights and widths as common in COCO: int64, (count, 2)."""
-    rng = np.random.default_rng(0)
-    common = np.array([(480, 640), (427, 640), (640, 480), (640, 427), (375, 500), (500, 375)])
-    found = common[rng.choice(6, count, p=[0.36, 0.26, 0.13, 0.09, 0.11, 0.05])]
-    rare = rng.random(count) < 0.2  # any side from 300 to 640, beside one of 640
-    sides = np.stack([rng.integers(300, 641, count), np.full(count, 640)], axis=1)
-    is_tall = rng.random(count) < 0.3
-    sides[is_tall] = sides[is_tall, ::-1]
-    return np.where(rare[:, None], sides, found)
-
-
 @pytest.mark.parametrize(("batch", "ranks"), [(16, 1), (64, 8), (256, 8), (16, 8)])
 def test_at_most_a_tenth_is_padding_on_sizes_as_in_coco(batch: int, ranks: int) -> None:
-    dims = coco_sizes(20_000)
-    shards = [500] * 40
-    plan = Plan(shards, seed=1, lanes=8, window=8)
-    aspects = Aspects(lambda shard: dims[shard * 500 : (shard + 1) * 500].astype(np.int32))
-    buckets = BucketPlan(plan, AspectSettings.of("image", batch), aspects, seed=1)
-    short = np.minimum(800 / dims.min(axis=1), 1333 / dims.max(axis=1))
-    padding = []
-    for scale in (short, 640 / dims.max(axis=1)):
-        sides = np.rint(dims * scale[:, None])
-        shares = []
-        for each in (plan, buckets):
-            used = held = 0.0
-            for at in range(0, plan.samples - batch, batch):
-                for rank in range(ranks):
-                    rows = batch_of(each, 0, at, batch, rank=rank, world=ranks)
-                    mine = sides[rows[:, 0] * 500 + rows[:, 1]]
-                    used += mine.prod(axis=1).sum()
-                    held += mine.max(axis=0).prod() * len(mine)
-            shares.append(1 - used / held)
-        padding.append(shares)
-    for without, similar in padding:
-        assert similar < 0.1
-        assert similar < without / 2
+    for share in padding(batch, ranks).values():
+        assert share["similar"] < 0.1
+        assert share["similar"] < share["shuffled"] / 2
 
 
 def test_batches_come_in_any_order_and_the_short_one_last() -> None:

@@ -9,29 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.mixing import label_variance
 from benchmarks.order_large import in_a_child
 from penstock.cache.base import keyed_hash, splitmix64
-from penstock.pipeline.plan import Plan, default_lanes, default_window, label_spread, partners
+from penstock.pipeline.plan import Plan, default_lanes, default_window, label_spread
 from tests.pipeline.plan.plans import batch_of, ids_of, whole
 
 # -- how well it mixes, measured
-
-
-def label_variance(plan, labels, size):
-    """Variance of the labels' counts in a batch, over that of a full shuffle; and how often
-    partners are of one label, over how often two samples are by chance."""
-    places = range(0, plan.samples // size * size, size)
-    batches = [ids_of(plan, epoch, p, size) for epoch in range(2) for p in places]
-    shares = np.bincount(labels) / plan.samples
-    spread = wanted = alike = 0.0
-    for ids in batches:
-        there = np.bincount(labels[ids], minlength=len(shares))
-        spread += float(((there - size * shares) ** 2).sum())
-        left = (plan.samples - size) / (plan.samples - 1)
-        wanted += float((size * shares * (1 - shares) * left).sum())
-        other = partners(np.arange(size), position=0, size=size, lanes=plan.lanes)
-        alike += float(np.mean(labels[ids] == labels[ids[other]]))
-    return spread / wanted, alike / len(batches) / float((shares**2).sum())
 
 
 SORTED = [(40, 5000), (300, 700), (1000, 200), (4000, 50)]

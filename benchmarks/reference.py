@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "reference"
 PAGE = re.compile(r"\bdocs/([\w/-]+)\.md(#[\w-]+)?")
+_SHARED = "The dataset"  # the panel of options that most commands have
 MADE = "<!-- `python -m benchmarks.reference` writes this page. -->"
 
 
@@ -81,14 +82,27 @@ def _meaning(option: Any) -> str:
     return f"{text.removesuffix('.')}{told}."
 
 
+def _panels(command: Any) -> dict[str, dict[str, str]]:
+    """Return the table rows of a command's options, by panel and by the option's first name."""
+    panels: dict[str, dict[str, str]] = {}
+    for option in command.params:
+        if not getattr(option, "hidden", False):
+            rows = panels.setdefault(option.rich_help_panel or "", {})
+            rows[option.opts[0]] = row(_spelt(option), _meaning(option))
+    return panels
+
+
 def command_line() -> str:
-    """Return the page on the commands."""
+    """Return the page on the commands. Options that several commands share have one table."""
+    shared: dict[str, str] = {}
+    for _, one in commands():
+        shared |= _panels(one).get(_SHARED, {})
     lines = [
         "# Command line",
         "",
         MADE,
         "",
-        "*For everybody who uses the command `penstock`. You will find every command, every option "
+        "*For anyone who uses the command `penstock`. You will find every command, every option "
         "and its default, as `penstock COMMAND --help` prints them.*",
         "",
         "The exit code is 0 after success, 1 after a failure, 2 for wrong usage and 130 after an "
@@ -99,16 +113,24 @@ def command_line() -> str:
         help = PAGE.sub(r"[\1](../\1.md\2)", one.help or "")
         lines += ["", f"## penstock {words}", "", help, ""]
         lines += ["`" + f"penstock {words} {usage} [OPTIONS]".replace("  ", " ") + "`"]
-        panels: dict[str, list[Any]] = {}
-        for option in one.params:
-            if not getattr(option, "hidden", False):
-                panels.setdefault(option.rich_help_panel or "", []).append(option)
-        for panel, options in panels.items():
+        for panel, rows in _panels(one).items():
             lines += ["", f"**{panel}**"] if panel else []
-            lines += table("Option", "Meaning")
-            lines += [row(_spelt(option), _meaning(option)) for option in options]
+            own = {n: text for n, text in rows.items() if panel != _SHARED or text != shared[n]}
+            if names := [f"`{name}`" for name in rows if name not in own]:
+                others = [f"`{name}`" for name in shared if name not in rows]
+                link = "[options of the dataset](#options-of-the-dataset)"
+                if len(others) < len(names):
+                    lines += [
+                        "",
+                        f"All {link}" + (f", except {', '.join(others)}." if others else "."),
+                    ]
+                else:
+                    lines += ["", f"{', '.join(names)}, one of the {link}."]
+            if own:
+                lines += [*table("Option", "Meaning"), *own.values()]
         if EXAMPLES.get(words):
             lines += ["", "Examples:", "", *(f"- `{example}`" for example in EXAMPLES[words])]
+    lines += ["", "## Options of the dataset", *table("Option", "Meaning"), *shared.values()]
     return "\n".join(lines) + "\n"
 
 
@@ -192,7 +214,7 @@ def errors() -> str:
         "",
         MADE,
         "",
-        "*For everybody who has got an error, or wants to catch one. You will find what each class "
+        "*For anyone who got an error or wants to catch one. You will find what each class "
         "means and what to do.*",
         "",
         "All errors are in `penstock.errors`. `except penstock.errors.PenstockError` catches all "

@@ -224,7 +224,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     as_dict: native: batches are dicts by field instead of tuples.
     weights: native: how often each sample is expected in an epoch: an array with a number for each
         sample in the order of ids, the name of a field of numbers, "balanced" (each class equally
-        often; the sum is the number of samples), or a file of scores (docs/howto/mixtures.md). An
+        often; the sum is the number of samples), or a file of scores (docs/howto/weights.md). An
         epoch has as many samples as their sum, rounded. A sample is delivered as often as its
         weight, rounded down or up, with other random draws each time. It needs shuffle=True.
     batch_tokens: native, instead of batch_size: the most tokens of this rank's batch, of samples of

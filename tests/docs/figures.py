@@ -207,8 +207,8 @@ IMAGES = (
     Figure(README, "take {} the CPU time of torch and Pillow", "views", share_of_the_cpu_for_views),
     Figure(
         README,
-        "at {} times its published step, was busy for {:.1f} % of the time with Penstock, and for "
-        "{:.1f} %",
+        "at {} times its published step time was busy for {:.1f} % of the time with Penstock, and "
+        "for {:.1f} %",
         "dlio",
         utilisation,
     ),
@@ -276,7 +276,7 @@ READING = (
     ),
     Figure(
         README,
-        "a dataset of a billion samples is back at any position in {:.2f} seconds",
+        "a job on a billion samples resumes at any position in {:.2f} seconds",
         "resume",
         lambda result: (max(start["total_s"] for start in result["starts"]) + 0.005,),  # up
     ),

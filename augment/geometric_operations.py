@@ -136,7 +136,7 @@ class Resize(_SizedOperation):
     is the exact (height, width). interpolation: "bilinear", or "bicubic", which keeps edges sharper
     and takes more time. max_size: the most pixels of the long side; if it would be longer, it gets
     max_size, and the short side fewer. antialias: filter when shrinking, as Pillow and torchvision
-    do; without it shrinking saves a fifth of a training sample's CPU time, and causes aliasing.
+    do; without it shrinking takes less CPU time, and causes aliasing.
     shorter: in place of size, the short side in pixels, or several of which one is drawn, such as
     shorter=(480, 512, 544, ..., 800), max_size=1333. per: "sample" draws for each image, "batch"
     one size for each global batch, the same on all ranks.
@@ -538,7 +538,7 @@ class RandomResizedCrop(GeometricOperation):
     share of the image. ratio: range of width / height, uniform in its logarithm. interpolation: as
     in `Resize`. antialias: filter when shrinking, as in `Resize` (torchvision's default is True);
     "auto" filters only windows that shrink by more than 2, from which on plain bilinear sampling
-    skips pixels, and saves a fifth of the CPU time of photographs of ImageNet's size.
+    skips pixels.
     """
 
     size: Size = argument(arg.height_width)
@@ -637,8 +637,7 @@ class RandomIoUCrop(GeometricOperation):
     min_aspect_ratio, max_aspect_ratio: range of width / height of the window. sampler_options: the
     least intersections over union, of which one is drawn; from 1.0 on the image stays as it is.
     trials: windows that are tried before another one is drawn. Boxes whose middle isn't in the
-    window become empty: add SanitizeBoxes. An image without boxes stays as it is. It takes about
-    0.1 ms an image.
+    window become empty: add SanitizeBoxes. An image without boxes stays as it is.
     """
 
     min_scale: float = argument(arg.number(0.0, 1.0), default=0.3)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.docs.figures import FIGURES, Figure
-from tests.docs.quantities import EXEMPT, HELD, LIMITS, PAGES, Limit, named, prose, quantities
+from tests.docs.quantities import API, EXEMPT, HELD, LIMITS, PAGES, Limit, named, prose, quantities
 from tests.layers import ROOT
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def in_a_line(text: str) -> str:
 
 @pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: f"{figure.page}-{figure.result}")
 def test_a_figure_is_that_of_a_kept_result(figure: Figure) -> None:
-    assert in_a_line(figure.text) in prose(PAGES[figure.page])
+    assert in_a_line(figure.text) in prose(figure.page)
 
 
 def places(texts: Iterable[str], page: str) -> list[Span]:
@@ -36,7 +36,7 @@ def places(texts: Iterable[str], page: str) -> list[Span]:
 
 def unheld(page: str) -> list[Span]:
     """Return the quantities of a page that no result and no other test holds."""
-    text = prose(PAGES[page])
+    text = prose(page)
     held = places([in_a_line(figure.text) for figure in FIGURES if figure.page == page], text)
     patterns = [patterns[page] for patterns in HELD.values() if page in patterns]
     held += [each.span() for pattern in patterns for each in re.finditer(pattern, text)]
@@ -48,15 +48,15 @@ def unheld(page: str) -> list[Span]:
 
 
 def unheld_words(page: str) -> set[str]:
-    text = prose(PAGES[page])
+    text = prose(page)
     return {named(text[start:end]) for start, end in unheld(page)}
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, API])
 def test_every_quantity_is_measured_or_a_limit_or_an_example(page: str) -> None:
     """Keep the result of a new figure in benchmarks/results and add its sentence to
     tests/docs/figures.py. A limit goes with its constant into tests/docs/quantities.py."""
-    text = prose(PAGES[page])
+    text = prose(page)
     known = {named(limit.shown) for limit in LIMITS if page in limit.pages}
     known |= {named(each) for pages in EXEMPT.values() for each in pages.get(page, ())}
     strange = [
@@ -84,7 +84,7 @@ def test_a_test_that_holds_a_figure_is_there(test: str) -> None:
     file, _, name = test.partition("::")
     assert re.search(rf"^ *def {name}\(", (ROOT / file).read_text(), re.M)
     for page, pattern in HELD[test].items():
-        assert re.search(pattern, prose(PAGES[page])), f"{page} doesn't have {pattern!r} any more"
+        assert re.search(pattern, prose(page)), f"{page} doesn't have {pattern!r} any more"
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ from .job_order import RankSlots as RankSlots, most_elsewhere as most_elsewhere
 from .job_order import with_partners as with_partners
 from .state import LoaderState as LoaderState, MOST_LANE_ORDER as MOST_LANE_ORDER
 from .state import damaged as damaged, not_a_torch_state as not_a_torch_state
+from .state import part_of as part_of
 from .substitutes import ATTEMPTS as ATTEMPTS, SAME_SHARD_ATTEMPTS as SAME_SHARD_ATTEMPTS
 from .substitutes import substitutes as substitutes
 from .weighted_plan import PartPlan as PartPlan, WeightSettings as WeightSettings

@@ -72,6 +72,7 @@ class BucketSettings:
     padded to the longest of their batch. pool: samples of a pool. ranks: minimum samples of a
     batch, unless an epoch has fewer. batch: samples of a usual global batch. bins: equal parts of
     each global batch that hold at most tokens // bins; 1 in states from before bins existed.
+    Raises ValueError for a number of bins that the tokens don't allow.
     """
 
     field: str
@@ -81,6 +82,10 @@ class BucketSettings:
     ranks: int
     batch: int
     bins: int = attribute(default=1, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.bins <= max(1, self.tokens):
+            raise ValueError(f"{self.bins} bins")
 
     def __str__(self) -> str:
         """Return the text for the fingerprint; with one bin the same as before bins existed."""
@@ -107,7 +112,7 @@ class AspectSettings:
     """The settings of batches of images with similar shapes, which are part of a plan.
 
     field: of the images. pool: samples of a pool, a multiple of batch. batch: samples of the job's
-    first global batch.
+    first global batch. Raises ValueError for any other pool.
     """
 
     field: str
@@ -115,6 +120,10 @@ class AspectSettings:
     batch: int
 
     bins: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.batch <= self.pool or self.pool % self.batch:
+            raise ValueError(f"pools of {self.pool} samples")
 
     @classmethod
     def of(cls, field: str, batch: int) -> AspectSettings:

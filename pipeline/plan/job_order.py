@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.pipeline.plan.buckets import Aspects, AspectSettings, BucketPlan, BucketSettings
-    from penstock.pipeline.plan.lanes import LaneOrder
+    from penstock.pipeline.plan.lanes import Ints, LaneOrder
     from penstock.pipeline.plan.listed_plan import ListSettings
     from penstock.pipeline.plan.mixture_plan import MixtureSettings
     from penstock.pipeline.plan.order import JobPlan
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from penstock.pipeline.plan.weighted_plan import PartPlan
     from penstock.pipeline.plan.world import World
     from penstock.readers import Contents, Source
-
-    Ints = NDArray[np.int64]
 
 PARTNERS_ELSEWHERE = 2
 """Maximum samples of other ranks that a rank reads as partners, in the plan's own order of lanes
@@ -88,10 +87,10 @@ class RankSlots:
     samples: SlotSamples
     real: int
     valid: NDArray[np.bool_] | None = None
-    partner: NDArray[np.int64] | None = None
+    partner: Ints | None = None
 
     @property
-    def rows(self) -> NDArray[np.int64]:
+    def rows(self) -> Ints:
         """The rows to read: (shard, row), int64, shape (n, 2)."""
         return self.samples.rows
 
@@ -116,7 +115,13 @@ class RankOrder:
         samples = self.plan.places(epoch, position, step.size, low=low, high=high)
         real = len(samples.rows)
         if self.mixes:
-            samples, partner = self._with_partners(step, low, samples)
+            wanted = self.plan.partner_slots(epoch, position, step.size, low=low, high=high)
+            slots, partner = with_partners(low, wanted)
+            elsewhere = [
+                self.plan.places(epoch, position, step.size, low=slot, high=slot + 1)
+                for slot in slots[real:].tolist()
+            ]
+            samples = SlotSamples.end_to_end([samples, *elsewhere])
             return RankSlots(samples=samples, real=real, partner=partner)
         if self.padded_by is None:
             return RankSlots(samples=samples, real=real)
@@ -142,20 +147,6 @@ class RankOrder:
         samples = self.plan.places_together(epoch, cuts)
         parts = [samples.take(slice(a, b)) for a, b in pairwise(bounds)]
         return [RankSlots(samples=part, real=len(part.rows)) for part in parts], samples
-
-    def _with_partners(
-        self, step: Step, low: int, samples: SlotSamples
-    ) -> tuple[SlotSamples, NDArray[np.int64]]:
-        """Return this rank's samples followed by partners of other ranks, and the index of each own
-        sample's partner."""
-        (epoch, position), size, own = step.start, step.size, len(samples.rows)
-        wanted = self.plan.partner_slots(epoch, position, size, low=low, high=low + own)
-        slots, partner = with_partners(low, wanted)
-        elsewhere = [
-            self.plan.places(epoch, position, size, low=slot, high=slot + 1)
-            for slot in slots[own:].tolist()
-        ]
-        return SlotSamples.end_to_end([samples, *elsewhere]), partner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,8 +177,12 @@ class PlanSettings:
     def weights_text(self) -> str:
         """A text of the weights of samples and of those that `set_weights` set, or of a sampler, to
         compare them."""
-        own = [each.text for each in (self.mixture, self.weights, self.lists) if each is not None]
-        return "".join(own)
+        return "".join(each.text for each in (self.mixture, self.weights, self.lists) if each)
+
+    @property
+    def order_seed(self) -> int | None:
+        """The seed of the order; None for index order."""
+        return self.seed if self.shuffle else None
 
 
 def first_settings(
@@ -204,6 +199,7 @@ def first_settings(
     """Return the plan settings of a job's first start; defaults follow from dataset and global
     batch. seed: keys random draws, and the order. shuffle: False for index order. drop_last: of
     the loader; only mixtures need it. Raises PlanError for lanes or a window of a mixture."""
+    mixture = weights = None
     if contents.mixture is not None:
         if lanes or window:
             raise PlanError(
@@ -212,32 +208,31 @@ def first_settings(
             )
         from penstock.pipeline.plan.mixture_plan import mixture_settings  # only these jobs load it
 
-        parts = mixture_settings(
+        mixture = mixture_settings(
             contents.mixture, shuffle=shuffle, global_batch=global_batch, drop_last=drop_last
         )
-        return PlanSettings(
-            seed=seed,
-            shuffle=shuffle,
-            lanes=sum(parts.lanes),
-            window=max(parts.windows),
-            reshuffle=reshuffle,
-            mixture=parts,
-        )
-    if contents.lists is not None:
+        lanes, window = sum(mixture.lanes), max(mixture.windows)
+    elif contents.lists is not None:
         from penstock.pipeline.plan.listed_plan import ListSettings, refuse_order_settings
 
         refuse_order_settings({"lanes": lanes, "window": window, "reshuffle": reshuffle})
         lists = ListSettings.of(contents.lists, seed=seed)
         return PlanSettings(seed=seed, shuffle=False, lanes=1, window=1, reshuffle=0.0, lists=lists)
-    weights = WeightSettings.first(contents.weights, shuffle=shuffle)
-    if not shuffle:
-        return PlanSettings(seed=seed, shuffle=False, lanes=1, window=1, reshuffle=0.0)
-    contents = contents.expected
-    shards = int(np.count_nonzero(contents.sizes))
-    lanes = int(lanes or default_lanes(global_batch, shards))
-    window = int(window or window_of(contents, lanes, global_batch=global_batch))
+    else:
+        weights = WeightSettings.first(contents.weights, shuffle=shuffle)
+        if not shuffle:
+            return PlanSettings(seed=seed, shuffle=False, lanes=1, window=1, reshuffle=0.0)
+        contents = contents.expected
+        lanes = int(lanes or default_lanes(global_batch, int(np.count_nonzero(contents.sizes))))
+        window = int(window or window_of(contents, lanes, global_batch=global_batch))
     return PlanSettings(
-        seed=seed, shuffle=True, lanes=lanes, window=window, reshuffle=reshuffle, weights=weights
+        seed=seed,
+        shuffle=shuffle,
+        lanes=lanes,
+        window=window,
+        reshuffle=reshuffle,
+        mixture=mixture,
+        weights=weights,
     )
 
 
@@ -252,7 +247,7 @@ def make_plan(
     return make_part_plan(
         contents,
         settings.weights,
-        seed=settings.seed if settings.shuffle else None,
+        seed=settings.order_seed,
         lanes=settings.lanes,
         window=settings.window,
         reshuffle=settings.reshuffle,
@@ -274,39 +269,34 @@ def stream_plan(
     from penstock.pipeline.plan.mixture_plan import make_mixture_plan  # only these jobs load it
 
     assert contents.mixture is not None
-    return make_mixture_plan(
-        contents.mixture,
-        settings.mixture,
-        seed=settings.seed if settings.shuffle else None,
-        reshuffle=settings.reshuffle,
-    )
+    seed, reshuffle = settings.order_seed, settings.reshuffle
+    return make_mixture_plan(contents.mixture, settings.mixture, seed=seed, reshuffle=reshuffle)
 
 
 def order_fingerprint(contents: Contents, settings: PlanSettings) -> str:
     """Return the hash of dataset and order, as hex, which a resumed job must have, too."""
-    plan = stream_plan(contents, settings)
-    text = f"{contents.fingerprint} {plan.fingerprint}"
-    for similar in (settings.buckets, settings.aspects):
-        if similar is not None:
-            text = f"{text} {similar}"
-    return hashlib.sha256(text.encode()).hexdigest()
+    known = [contents.fingerprint, stream_plan(contents, settings).fingerprint]
+    known += [str(each) for each in (settings.buckets, settings.aspects) if each is not None]
+    return hashlib.sha256(" ".join(known).encode()).hexdigest()
 
 
 def bucket_plan(
-    source: Source, settings: PlanSettings, lane_order: LaneOrder | None = None
+    source: Source,
+    settings: PlanSettings,
+    lane_order: LaneOrder | None = None,
+    aspects: Aspects | None = None,
 ) -> BucketPlan | None:
-    """Return the plan of one reader for batches by tokens; None unless they are cut so."""
-    by_tokens = settings.buckets
-    if by_tokens is None:
+    """Return the plan of one reader for batches of similar samples; None unless they are cut so.
+
+    aspects: of the images, if batches have images with similar shapes.
+    """
+    if (similar := settings.buckets or settings.aspects) is None:
         return None
     from penstock.pipeline.plan.buckets import BucketPlan  # only these jobs load it
 
-    return BucketPlan(
-        stream_plan(source.contents, settings, lane_order),
-        by_tokens,
-        lambda rows: source.lengths(by_tokens.field, rows),
-        seed=settings.seed if settings.shuffle else None,
-    )
+    plan = stream_plan(source.contents, settings, lane_order)
+    lengths = aspects or partial(source.lengths, similar.field)
+    return BucketPlan(plan, similar, lengths, seed=settings.order_seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -325,17 +315,9 @@ class JobOrder:
 
     def plan(self) -> JobPlan:
         """Return a new plan for one reader."""
-        by_tokens = bucket_plan(self.source, self.settings, self.lane_order)
-        if by_tokens is not None:
-            return by_tokens
-        plan = stream_plan(self.source.contents, self.settings, self.lane_order)
-        if (similar := self.settings.aspects) is None:
-            return plan
-        from penstock.pipeline.plan.buckets import BucketPlan  # only these jobs load it
-
-        assert self.aspects is not None
-        seed = self.settings.seed if self.settings.shuffle else None
-        return BucketPlan(plan, similar, self.aspects, seed=seed)
+        source, settings, lane_order = self.source, self.settings, self.lane_order
+        similar = bucket_plan(source, settings, lane_order, self.aspects)
+        return similar or stream_plan(source.contents, settings, lane_order)
 
     def partners_elsewhere(self, world: World) -> int:
         """Return the maximum samples of other ranks that a rank reads as partners of mixing."""

@@ -12,7 +12,6 @@ groups of neighbouring lanes, so that a state stays small whatever the number of
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 import zlib
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
+    Hashes = NDArray[np.uint64]
 
 _ONE = np.array(1, dtype=np.int64)  # an array: half the time of a Python number
 _MANY = 1024  # samples: fewer are searched for in one call
@@ -42,11 +42,11 @@ class StrandPieces:
     strand_start: stream coordinates of the strands' boundaries, int64, shape (strands + 1,).
     """
 
-    shard: NDArray[np.int64]
-    first_row: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    strand_pieces: NDArray[np.int64]
-    strand_start: NDArray[np.int64]
+    shard: Ints
+    first_row: Ints
+    rows: Ints
+    strand_pieces: Ints
+    strand_start: Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -58,20 +58,19 @@ class LaneLayout:
     coordinates of the strands' boundaries, int64, shape (strands + 1,).
     """
 
-    begin: NDArray[np.int64]
-    shard: NDArray[np.int64]
-    to_row: NDArray[np.int64]
-    strand_start: NDArray[np.int64]
+    begin: Ints
+    shard: Ints
+    to_row: Ints
+    strand_start: Ints
 
     def piece_start(self, strand: Ints, offset: Ints) -> Ints:
         """Return the offset in its strand at which the piece of an offset begins, int64, shape
         (n,)."""
-        first = self.strand_start[strand]
+        first = self.strand_start.take(strand)
         piece = np.searchsorted(self.begin, first + offset, side="right") - 1
-        start: Ints = self.begin[piece] - first
-        return start
+        return self.begin.take(piece) - first
 
-    def rows(self, coordinates: NDArray[np.int64]) -> NDArray[np.int64]:
+    def rows(self, coordinates: Ints) -> Ints:
         """Return (shard, row) of n stream coordinates, int64, shape (n, 2)."""
         if len(coordinates) < _MANY:
             piece = self.begin.searchsorted(coordinates, side="right")
@@ -88,9 +87,7 @@ class LaneLayout:
         return found
 
 
-def deal_shards(
-    hashes: NDArray[np.uint64], *, swaps: NDArray[np.uint64], halves: int
-) -> NDArray[np.int64]:
+def deal_shards(hashes: Hashes, *, swaps: Hashes, halves: int) -> Ints:
     """Return the order of shards in the stream, as indices, int64, shape (shards,).
 
     Every range of the stream gets shards from all parts of the index: the index is cut into equal
@@ -115,9 +112,7 @@ def deal_shards(
     return order[np.argsort(place, kind="stable")]
 
 
-def cut_strands(
-    sizes: NDArray[np.int64], shards: NDArray[np.int64], *, strands: int
-) -> StrandPieces:
+def cut_strands(sizes: Ints, shards: Ints, *, strands: int) -> StrandPieces:
     """Cut the concatenated shards into strands of N // strands samples, of which the first
     N % strands have one more: so p -> (p % strands, p // strands) is a bijection.
 
@@ -143,7 +138,7 @@ def cut_strands(
     )
 
 
-def order_pieces(pieces: StrandPieces, hashes: NDArray[np.uint64] | None) -> LaneLayout:
+def order_pieces(pieces: StrandPieces, hashes: Hashes | None) -> LaneLayout:
     """Return the layout with each strand's pieces sorted by hash; None keeps the stream's order.
 
     hashes: uint64, shape (pieces,).
@@ -179,7 +174,7 @@ def lanes_of_slots(low: int, high: int, *, count: int, lanes: int) -> tuple[int,
     return first, int(np.searchsorted(earliest_start, high, side="left"))
 
 
-def _grouped_keys(sizes: NDArray[np.int64], hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _grouped_keys(sizes: Ints, hashes: Hashes) -> Hashes:
     """Return sort keys by group and, in the remaining bits of 64, by hash.
 
     sizes: elements of each group, in order. One sort of 64-bit keys takes half the time of a
@@ -278,7 +273,7 @@ class LaneOrder:
     @property
     def text(self) -> str:
         """The order as a text of at most 9,000 characters for any number of lanes."""
-        packed = binascii.b2a_base64(np.array(self.groups, "<u2").tobytes(), newline=False)
+        packed = base64.b64encode(np.array(self.groups, "<u2").tobytes())
         return f"groups:{self.lanes}:{packed.decode()}"
 
     @classmethod
@@ -287,7 +282,7 @@ class LaneOrder:
         found = _TEXT.fullmatch(text) if isinstance(text, str) and len(text) <= _MOST_TEXT else None
         if found is None or found[1] != str(lanes):
             raise ValueError(f"lane order {text!r:.60}, wanted 'groups:{lanes}:' and base64")
-        data = binascii.a2b_base64(found[2], strict_mode=True)
+        data = base64.b64decode(found[2], validate=True)
         order = cls(tuple(np.frombuffer(data, dtype="<u2").tolist()), lanes)
         if order.text != text:  # the base64 has spare bits, which the property leaves 0
             raise ValueError(f"lane order {text!r:.60}")
@@ -334,8 +329,7 @@ def own_slots(position: int, count: int, lane_at: Ints) -> Ints:
     lane, offset = ordered_slots(position, count, lane_at, low=0, high=count)
     first = first_slots(position, count, np.arange(lanes))[:-1] - turn
     first[:start] -= 1
-    slots: Ints = offset + first[lane]
-    return slots
+    return offset + first.take(lane)
 
 
 def first_slots(position: int, count: int, lane_at: Ints) -> Ints:
@@ -360,21 +354,3 @@ def partners(slots: Ints, *, position: int, size: int, lanes: int) -> Ints:
     low, high = np.where(is_only, 0, low), np.where(is_only, size, high)
     other = low + ((slots - low) ^ 1)
     return np.where(other < high, other, np.maximum(slots - 1, 0))
-
-
-def partner_slots(
-    low: int, high: int, *, position: int, size: int, lanes: int, own_slots: Ints | None
-) -> Ints:
-    """Return the slots of the partners of slots [low, high) of a global batch, int64, shape (high -
-    low,), whatever the order of lanes.
-
-    own_slots: the number of each slot in the plan's own order, int64, shape (size,); None: the same
-    number.
-    """
-    if own_slots is None:
-        return partners(np.arange(low, high), position=position, size=size, lanes=lanes)
-    slot_of = np.empty(size, dtype=np.int64)
-    slot_of[own_slots] = np.arange(size)
-    wanted = partners(own_slots[low:high], position=position, size=size, lanes=lanes)
-    found: Ints = slot_of[wanted]
-    return found

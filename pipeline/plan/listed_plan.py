@@ -8,8 +8,8 @@ the same at any number of them.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,10 +29,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListSettings:
-    """The settings of a plan by lists. samples: of an epoch. first: the hash of the first list."""
+    """The settings of a plan by lists. samples: of an epoch. first: the hash of the first list.
+    Raises ValueError for values that no list has."""
 
     samples: int
     first: str
+
+    def __post_init__(self) -> None:
+        if not 0 < self.samples < 2**53 or len(self.first) > 64:
+            raise ValueError(f"{self.samples} samples")
 
     @classmethod
     def of(cls, lists: EpochLists, *, seed: int) -> ListSettings:
@@ -43,21 +48,6 @@ class ListSettings:
     def text(self) -> str:
         """A text of the lists, to compare them."""
         return f"sampler {self.first[:12]}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the settings in JSON types."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> ListSettings:
-        """Return the settings of a dict. Raises ValueError, KeyError or TypeError unless it is one
-        that `to_dict` writes."""
-        settings = cls(samples=values["samples"], first=values["first"])
-        if type(settings.samples) is not int or not 0 < settings.samples < 2**53:
-            raise ValueError("samples")
-        if type(settings.first) is not str or len(settings.first) > 64:
-            raise ValueError("first")
-        return settings
 
     def check(self, lists: EpochLists | None, *, seed: int) -> None:
         """Raise ResumeError unless these lists are those of the settings."""

@@ -42,15 +42,13 @@ import numpy as np
 from penstock.cache import PlanError
 from penstock.cache.base import keyed_hash, unit
 from penstock.pipeline.plan.lanes import (
-    LaneLayout,
-    StrandPieces,
     cut_strands,
     deal_shards,
     lanes_of_slots,
     order_pieces,
     ordered_slots,
     own_slots,
-    partner_slots,
+    partners,
 )
 from penstock.pipeline.plan.windows import EpochWindows, units_of, window_count
 
@@ -59,10 +57,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from penstock.pipeline.plan.lanes import LaneOrder
+    from penstock.pipeline.plan.lanes import Ints, LaneLayout, LaneOrder, StrandPieces
     from penstock.readers import Contents
 
-    Ints = NDArray[np.int64]
     _Epoch = tuple[LaneLayout, EpochWindows | None]
     """The layout and the windows of one epoch; None for index order."""
     SlotCut = tuple[int, int, int, int]
@@ -131,14 +128,11 @@ class SlotSamples:
     @classmethod
     def end_to_end(cls, parts: Sequence[SlotSamples]) -> SlotSamples:
         """Join the samples of one plan end to end."""
-        first, rest = parts[0], parts[1:]
-        if not rest:
-            return first
-        return cls(
-            rows=np.concatenate([part.rows for part in parts]),
-            epochs=_joined_column([part.epochs for part in parts]),
-            occurrences=_joined_column([part.occurrences for part in parts]),
-        )
+        if len(parts) == 1:
+            return parts[0]
+        rows = [part.rows for part in parts]
+        joined = cls(rows=np.concatenate(rows), epochs=_joined([p.epochs for p in parts], rows))
+        return replace(joined, occurrences=_joined([p.occurrences for p in parts], rows))
 
 
 class JobPlan(ABC):
@@ -188,10 +182,11 @@ class JobPlan(ABC):
     def partner_slots(self, epoch: int, position: int, size: int, *, low: int, high: int) -> Ints:
         """Return the slots of the samples with which slots [low, high) of a global batch are mixed,
         int64, shape (high - low,). They don't depend on the world or the lane order."""
-        own = self.own_slots(epoch, position, size)
-        return partner_slots(
-            low, high, position=position, size=size, lanes=self.lanes, own_slots=own
-        )
+        if (own := self.own_slots(epoch, position, size)) is None:
+            return partners(np.arange(low, high), position=position, size=size, lanes=self.lanes)
+        slot_of = np.empty_like(own)
+        slot_of[own] = np.arange(len(own))
+        return slot_of.take(partners(own[low:high], position=position, size=size, lanes=self.lanes))
 
     def part_counts(self, epoch: int, position: int) -> Ints | None:
         """Return how many samples each part of a mixture has before a position, over all epochs:
@@ -287,15 +282,13 @@ class Plan(JobPlan):
         window = _integer("window", window, at_least=1)
         if not 0.0 <= reshuffle <= 1.0:
             raise PlanError(f"reshuffle: got {reshuffle!r}, wanted a share of shards from 0 to 1.")
-        ordered = seed is None
-        self.sizes = _checked_sizes(sizes)
-        self.samples = int(self.sizes.sum())
-        self.bins = 1
         self.seed = None if seed is None else _integer("seed", seed)
-        self.lanes = 1 if ordered else lanes
-        self.window = 1 if ordered else window
-        self.reshuffle = 0.0 if ordered else float(reshuffle)
-        self._units = None if ordered else units_of(self.sizes, units)
+        if seed is None:
+            lanes, window, reshuffle, units, lane_order = 1, 1, 0.0, None, None
+        self.lanes, self.window, self.reshuffle = lanes, window, float(reshuffle)
+        self.sizes = _checked_sizes(sizes)
+        self.samples, self.bins = int(self.sizes.sum()), 1
+        self._units = units_of(self.sizes, units)
         self._dealt = None if dealt is None else np.flatnonzero(dealt)
         self._filled = int(np.count_nonzero(self.sizes if dealt is None else dealt))
         self._mixed = self._filled if self._units is None else len(self._units)
@@ -303,15 +296,13 @@ class Plan(JobPlan):
         self.strands, self._window_rows = strands_and_window(
             self._mixed,
             self.samples,
-            shards=0 if ordered else self._filled,
-            lanes=self.lanes,
-            window=self.window,
+            shards=0 if seed is None else self._filled,
+            lanes=lanes,
+            window=window,
             longest=1 if self._units is None else self._units.longest,
         )
-        self.lane_order = None if ordered else lane_order
-        self._lane_at = np.arange(self.lanes, dtype=np.int64)
-        if self.lane_order is not None:
-            self._lane_at = self.lane_order.lanes_of(self.lanes)
+        self.lane_order = lane_order
+        self._lane_at = np.arange(lanes) if lane_order is None else lane_order.lanes_of(lanes)
         self._cut = self._cut_shards(None)
         self._epochs: dict[int, _Epoch] = {}
         self._lock = threading.Lock()
@@ -345,7 +336,7 @@ class Plan(JobPlan):
     def places_together(self, epoch: int, cuts: Sequence[SlotCut]) -> SlotSamples:
         """Return `places` of several batches of an epoch, end to end, by one computation."""
         epoch = _integer("epoch", epoch, at_least=0)
-        found = [self._slots(*cut) for cut in (_joined(cuts) if self.lanes == 1 else cuts)]
+        found = [self._slots(*cut) for cut in (_as_one(cuts) if self.lanes == 1 else cuts)]
         lane, offset = found[0]
         if len(found) > 1:
             lane, offset = (np.concatenate(each) for each in zip(*found, strict=True))
@@ -402,12 +393,10 @@ class Plan(JobPlan):
         if not 0 <= first < end <= world:
             raise PlanError(f"ranks [{first}, {end}): wanted some within [0, {world}).")
         if self.reshuffle or not self.samples:
-            return self._filled_shards()
+            return np.flatnonzero(self.sizes)
         count = min(_integer("global_batch", global_batch, at_least=1), self.samples)
         low, high = first * count // world, end * count // world
         begin, stop = lanes_of_slots(low, high, count=count, lanes=self.lanes)
-        if self.lane_order is None:
-            return self.shards_of_lanes(np.arange(begin, stop))
         return self.shards_of_lanes(self._lane_at[begin:stop])
 
     def shards_of_lanes(self, lanes: Ints) -> Ints:
@@ -426,9 +415,8 @@ class Plan(JobPlan):
 
     def pieces(self, epoch: int) -> StrandPieces:
         """Return the pieces of an epoch: the same in all, unless `reshuffle` moves shards."""
-        return (
-            self._cut_shards(_integer("epoch", epoch, at_least=0)) if self.reshuffle else self._cut
-        )
+        epoch = _integer("epoch", epoch, at_least=0)
+        return self._cut_shards(epoch) if self.reshuffle else self._cut
 
     def _epoch(self, number: int) -> _Epoch:
         """Return the epoch's layout and windows; the two most recently used are cached."""
@@ -440,7 +428,7 @@ class Plan(JobPlan):
         return state
 
     def _make_epoch(self, number: int) -> _Epoch:
-        pieces = self._cut_shards(number) if self.reshuffle else self._cut
+        pieces = self.pieces(number)
         if self.seed is None:
             return order_pieces(pieces, None), None
         hashes = keyed_hash(self.seed, _PIECE, number, np.arange(len(pieces.rows)))
@@ -453,17 +441,13 @@ class Plan(JobPlan):
         )
         return layout, windows
 
-    def _filled_shards(self) -> Ints:
-        """Return the shards that have samples; not cached, since most plans need them once."""
-        return np.flatnonzero(self.sizes).astype(np.int64, copy=False)
-
     def _cut_shards(self, epoch: int | None) -> StrandPieces:
         """Return the strands of the job (None), or of an epoch that moves some shards.
 
         Which shards move depends on the epoch only, not on the epoch before it, so that any epoch
         can be computed directly. Shards that move change places with one another.
         """
-        shards = self._filled_shards() if self._dealt is None else self._dealt
+        shards = np.flatnonzero(self.sizes) if self._dealt is None else self._dealt
         if self.seed is not None and len(shards):
             pairs = np.arange(max(1, len(shards) // self.strands))
             order = deal_shards(
@@ -474,9 +458,8 @@ class Plan(JobPlan):
             shards = shards[order]
         if self.seed is not None and epoch is not None:
             moves = unit(keyed_hash(self.seed, _MOVES, epoch, shards)) < self.reshuffle
-            movers = shards[moves]
-            keys = keyed_hash(self.seed, _MOVED, epoch, movers)
-            shards[moves] = movers[np.argsort(keys, kind="stable")]
+            keys = keyed_hash(self.seed, _MOVED, epoch, shards[moves])
+            shards[moves] = shards[moves][np.argsort(keys, kind="stable")]
         if self._dealt is not None:
             shards = shards[self.sizes[shards] > 0]
         if (units := self._units) is None:
@@ -554,12 +537,16 @@ def label_spread(batch: int, icc: float, open_shards: int, shards: int) -> float
     return 1 + (batch - 1) * icc * (1 / min(max(open_shards, 1), shards) - 1 / shards)
 
 
-def _joined_column(columns: Sequence[Ints | None]) -> Ints | None:
-    given = [column for column in columns if column is not None]
-    return np.concatenate(given) if given else None
+def _joined(columns: Sequence[Ints | None], rows: Sequence[Ints]) -> Ints | None:
+    """Return columns of some rows end to end, 0 in rows without any; None if all are without."""
+    if all(column is None for column in columns):
+        return None
+    return np.concatenate(
+        [np.zeros(len(r), np.int64) if c is None else c for c, r in zip(columns, rows, strict=True)]
+    )
 
 
-def _joined(cuts: Sequence[SlotCut]) -> Sequence[SlotCut]:
+def _as_one(cuts: Sequence[SlotCut]) -> Sequence[SlotCut]:
     """Return whole batches that follow one another as one batch, which has the same samples in the
     same order if there is one lane."""
     begin, end = cuts[0][0], cuts[0][0]
@@ -609,9 +596,9 @@ MIXED_BATCHES = 32
 
 
 def unit_count(contents: Contents) -> int:
-    """Return the number of units of all shards."""
-    assert contents.units is not None
-    return sum(map(len, contents.units))
+    """Return the number of units that windows mix; without any, of the shards with samples."""
+    units = contents.units
+    return int(np.count_nonzero(contents.sizes)) if units is None else sum(map(len, units))
 
 
 def live_share(rows: float) -> float:
@@ -620,18 +607,22 @@ def live_share(rows: float) -> float:
     return max(0.0, 1 - 2 ** (1 - rows))
 
 
-def open_units(contents: Contents, *, lanes: int, window: int) -> float:
-    """Return the units that all lanes of a shuffled job mix at a time: W·L, or up to twice that if
-    the rest of a lane widens its windows."""
-    assert contents.units is not None
-    units, longest = unit_count(contents), 1
-    if any(len(rows) > 1 for rows in contents.units):  # else windows may cut shards
-        longest = max(int(rows.max(initial=0)) for rows in contents.units)
-    shards = int(np.count_nonzero(contents.sizes))
+def windows_of(contents: Contents, *, lanes: int, window: int) -> int:
+    """Return the number of windows of each strand of a shuffled job. The rest of a lane widens
+    them up to twice, so W·L units are open at a time, or up to twice as many."""
+    shards, longest, units = int(np.count_nonzero(contents.sizes)), 1, contents.units or ()
+    if any(len(rows) > 1 for rows in units):  # else windows may cut shards
+        longest = max(int(rows.max(initial=0)) for rows in units)
+    parts, samples = unit_count(contents), contents.samples
     strands, rows = strands_and_window(
-        units, contents.samples, shards=shards, lanes=lanes, window=window, longest=longest
+        parts, samples, shards=shards, lanes=lanes, window=window, longest=longest
     )
-    return units / window_count(contents.samples // strands, rows)
+    return window_count(samples // strands, rows)
+
+
+def open_units(contents: Contents, *, lanes: int, window: int) -> float:
+    """Return the units that all lanes of a shuffled job mix at a time."""
+    return unit_count(contents) / windows_of(contents, lanes=lanes, window=window)
 
 
 def window_of(contents: Contents, lanes: int, *, global_batch: int) -> int:
@@ -641,10 +632,7 @@ def window_of(contents: Contents, lanes: int, *, global_batch: int) -> int:
     global batches. Decoded they take at most `WINDOW_BYTES`, but there are at least `LEAST_UNITS`
     in total and `LEAST_WINDOW` in each lane.
     """
-    if contents.units is None:
-        units = int(np.count_nonzero(contents.sizes))
-    else:
-        units = unit_count(contents)
+    units = unit_count(contents)
     rows = contents.samples / max(1, units)
     as_shards = default_window(
         units,

@@ -5,7 +5,8 @@ A state is JSON of less than 10 kB.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache import PlanError, ResumeError
@@ -76,24 +77,17 @@ class LoaderState:
     def to_dict(self) -> dict[str, Any]:
         """Return the state in JSON types."""
         values = asdict(self)
-        schedule, buckets = values.pop("schedule"), values["plan"]["buckets"]
-        if buckets and buckets["bins"] == 1:
-            del buckets["bins"]  # the same text as before bins existed
-        if values["plan"]["aspects"] is None:
-            del values["plan"]["aspects"]  # the same text as before they existed
-        if values["plan"].pop("mixture") and self.plan.mixture:
-            values["plan"]["mixture"] = self.plan.mixture.to_dict()
-        if values["plan"].pop("weights") and self.plan.weights:
-            values["plan"]["weights"] = self.plan.weights.to_dict()
-        if values["plan"].pop("lists") and self.plan.lists:
-            values["plan"]["lists"] = self.plan.lists.to_dict()
-        batches = [[first, size] for first, size in schedule["entries"]]
-        return {
-            "version": STATE_VERSION,
-            **values,
-            "batches": batches,
-            "first_step": schedule["first_step"],
-        }
+        schedule, plan = values.pop("schedule"), values["plan"]
+        for name in PARTS:
+            if (part := getattr(self.plan, name)) is not None and hasattr(part, "to_dict"):
+                plan[name] = part.to_dict()
+            elif part is None and name != "buckets":
+                del plan[name]  # the same text as before these parts existed
+        if self.plan.buckets is not None and self.plan.buckets.bins == 1:
+            del plan["buckets"]["bins"]  # likewise
+        batches = [list(entry) for entry in schedule["entries"]]
+        first_step = schedule["first_step"]
+        return {"version": STATE_VERSION, **values, "batches": batches, "first_step": first_step}
 
     @classmethod
     def from_dict(cls, state: object) -> LoaderState:
@@ -115,51 +109,16 @@ class LoaderState:
                 f"{STATE_VERSION}. Resume with the release that wrote it, or start without a state."
             )
         plan = _take(state, "plan", (dict,))
-        settings = _typed(PlanSettings, plan)
-        if (buckets := plan.get("buckets")) is not None:
-            _check(isinstance(buckets, dict), f"buckets are {buckets!r}")
-            from penstock.pipeline.plan.buckets import BucketSettings  # only these jobs load it
-
-            parts = _typed(BucketSettings, {"bins": 1, **buckets})
-            _check(0 < parts["bins"] <= max(1, parts["tokens"]), f"{parts['bins']} bins")
-            settings["buckets"] = BucketSettings(**parts)
-        if (aspects := plan.get("aspects")) is not None:
-            _check(isinstance(aspects, dict), f"aspects are {aspects!r:.80}")
-            from penstock.pipeline.plan.buckets import AspectSettings  # likewise
-
-            similar = AspectSettings(**_typed(AspectSettings, aspects))
-            is_whole = 0 < similar.batch <= similar.pool and similar.pool % similar.batch == 0
-            _check(is_whole, f"aspects are {aspects!r:.80}")
-            settings["aspects"] = similar
-        if (mixture := plan.get("mixture")) is not None:
-            from penstock.pipeline.plan.mixture_plan import MixtureSettings  # likewise
-
-            try:
-                settings["mixture"] = MixtureSettings.from_dict(mixture)
-            except (AttributeError, KeyError, TypeError, ValueError):
-                _check(False, f"its mixture is {mixture!r:.80}")
-        if (weights := plan.get("weights")) is not None:
-            from penstock.pipeline.plan.weighted_plan import WeightSettings
-
-            try:
-                settings["weights"] = WeightSettings.from_dict(weights)
-            except (AttributeError, KeyError, TypeError, ValueError):
-                _check(False, f"its weights are {weights!r:.80}")
-        if (lists := plan.get("lists")) is not None:
-            from penstock.pipeline.plan.listed_plan import ListSettings
-
-            try:
-                settings["lists"] = ListSettings.from_dict(lists)
-            except (AttributeError, KeyError, TypeError, ValueError):
-                _check(False, f"its lists are {lists!r:.80}")
+        found = _typed(PlanSettings, plan)
+        for name in PARTS:
+            if (part := plan.get(name)) is not None:
+                found[name] = part_of(name, part)
         bad = state.get("bad")
         bad = bad if type(bad) is int and bad > 0 else 0  # an invalid count is no error
         batches = _take(state, "batches", (list, tuple))
-        self = cls(
-            plan=PlanSettings(**settings),
-            schedule=_schedule(batches, _take(state, "first_step", (int,))),
-            **_typed(cls, {**state, "bad": bad}),
-        )
+        schedule = _schedule(batches, _take(state, "first_step", (int,)))
+        own = _typed(cls, {**state, "bad": bad})
+        self = cls(plan=PlanSettings(**found), schedule=schedule, **own)
         _check(
             0 <= self.epoch < _MOST and 0 <= self.position <= self.samples < _MOST,
             f"epoch {self.epoch}, position {self.position} of {self.samples} samples",
@@ -169,14 +128,12 @@ class LoaderState:
             same = known == (self.samples, self.plan.lanes, self.plan.window)
             _check(same, f"its mixture has {known} samples, lanes and window")
             _check(self.lane_order is None, "a mixture has no lane order")
-        plan_is_right = 0 < self.plan.lanes <= _MOST_LANES and self.plan.window > 0
-        plan_is_right = plan_is_right and 0.0 <= self.plan.reshuffle <= 1.0
-        _check(plan_is_right, f"invalid plan {self.plan}")
+        settings, weights, lists = self.plan, self.plan.weights, self.plan.lists
+        is_right = 0 < settings.lanes <= _MOST_LANES and settings.window > 0
+        _check(is_right and 0.0 <= settings.reshuffle <= 1.0, f"invalid plan {settings}")
         _check(len(self.lane_order or "") <= MOST_LANE_ORDER, "its lane order is too long")
-        weights = self.plan.weights
-        same = weights is None or (self.plan.shuffle and weights.samples == self.samples)
+        same = weights is None or (settings.shuffle and weights.samples == self.samples)
         _check(same, f"its weights don't fit the {self.samples} samples of an epoch")
-        lists = self.plan.lists
         same = lists is None or (lists.samples == self.samples and self.lane_order is None)
         _check(same, f"its sampler doesn't fit the {self.samples} samples of an epoch")
         self._check_step()
@@ -277,18 +234,14 @@ class LoaderState:
 
     def _check_step(self) -> None:
         """Raise ResumeError unless the number of the step fits its position."""
-        if self.plan.buckets is not None:
-            is_right = self.step is None or 0 <= self.step < _MOST
-        else:
+        at = f"epoch {self.epoch}, position {self.position}"
+        is_right = self.step is None or 0 <= self.step < _MOST
+        if self.plan.buckets is None:
             try:
                 is_right = self.step == self.walk.step_number(self.cursor)
             except PlanError:
                 is_right = False
-        _check(
-            is_right,
-            f"step {self.step} isn't the one at epoch {self.epoch}, position {self.position} of "
-            "its batches",
-        )
+        _check(is_right, f"step {self.step} isn't the one at {at} of its batches")
 
 
 _KINDS: dict[Any, tuple[type, ...]] = {
@@ -308,11 +261,33 @@ MOST_LANE_ORDER = 5_500
 """Characters of a lane order: together with `MOST_KEPT` batch sizes a state is below 10 kB."""
 
 
+PARTS = {
+    "buckets": "BucketSettings",
+    "aspects": "AspectSettings",
+    "mixture": "MixtureSettings",
+    "weights": "WeightSettings",
+    "lists": "ListSettings",
+}
+"""The classes of the parts of a plan's settings, which only jobs with such parts load."""
+
+
+def part_of(name: str, values: Any) -> Any:
+    """Return a part of a plan's settings from its values in a state. Raises ResumeError."""
+    kind = resolve_name(f"penstock.pipeline.plan:{PARTS[name]}")
+    try:
+        return (
+            kind.from_dict(values) if hasattr(kind, "from_dict") else kind(**_typed(kind, values))
+        )
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise damaged(f"its {name} {'are' if name[-1] == 's' else 'is'} {values!r:.200}") from None
+
+
 def _typed(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a dataclass's plain fields. Raises ResumeError for a missing or wrong
     one."""
     plain = [each for each in fields(kind) if each.type in _KINDS]
-    return {each.name: _take(values, each.name, _KINDS[each.type]) for each in plain}
+    given = {each.name: each.default for each in plain if each.default is not MISSING} | values
+    return {each.name: _take(given, each.name, _KINDS[each.type]) for each in plain}
 
 
 def _take(state: dict[str, Any], name: str, kinds: tuple[type, ...]) -> Any:

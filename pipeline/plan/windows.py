@@ -31,10 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from penstock.pipeline.plan.lanes import LaneLayout
-
-    Ints = NDArray[np.int64]
-    Hashes = NDArray[np.uint64]
+    from penstock.pipeline.plan.lanes import Hashes, Ints, LaneLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -82,20 +79,12 @@ def units_of(sizes: Ints, given: Sequence[ArrayLike] | None) -> DecodeUnits | No
         )
     each = [_rows(n, units, size) for n, (units, size) in enumerate(zip(given, sizes, strict=True))]
     counts = np.array([len(units) for units in each], np.int64)
-    if (counts <= 1).all() and all(u.sum() == n for u, n in zip(each, sizes, strict=True)):
+    if (counts <= 1).all():
         return None
-    rows = np.concatenate(each)
-    first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    shard = np.repeat(np.arange(len(sizes), dtype=np.int64), counts)
-    ends = np.cumsum(rows)
-    total = np.concatenate([[0], ends])[first]
-    if (wrong := np.flatnonzero(np.diff(total) != sizes)).size:
-        at = int(wrong[0])
-        raise PlanError(
-            f"units: those of shard {at} have {int(total[at + 1] - total[at])} rows, and the shard "
-            f"has {int(sizes[at])}. The rows of a shard's units must add up to its own."
-        )
-    return DecodeUnits(rows=rows, shard=shard, first_row=ends - rows - total[shard], first=first)
+    rows, shard = np.concatenate(each), np.repeat(np.arange(len(sizes)), counts)
+    first_row = np.cumsum(rows) - rows - (np.cumsum(sizes) - sizes)[shard]
+    first = np.append(0, np.cumsum(counts))
+    return DecodeUnits(rows=rows, shard=shard, first_row=first_row, first=first)
 
 
 def _rows(shard: int, given: ArrayLike, size: int) -> Ints:
@@ -106,7 +95,12 @@ def _rows(shard: int, given: ArrayLike, size: int) -> Ints:
             "numbers of at least 1."
         )
     if not units.ndim:
-        return np.diff([*range(0, int(size), int(units)), size]).astype(np.int64)
+        units = np.diff([*range(0, int(size), int(units)), size])
+    if (rows := int(units.sum())) != size:
+        raise PlanError(
+            f"units: those of shard {shard} have {rows} rows, and the shard has {size}. The rows "
+            "of a shard's units must add up to its own."
+        )
     return units.astype(np.int64)
 
 
@@ -145,11 +139,9 @@ class EpochWindows:
         rows: int,
         units: tuple[LaneLayout, int] | None = None,
     ) -> None:
-        self._keys, longest = keys, 0
-        self._layout: LaneLayout | None = None
-        if units is not None:
-            self._layout, longest = units
-        self._strand_rows = strand_rows
+        self._keys, self._strand_rows = keys, strand_rows
+        layout, longest = units or (None, 0)
+        self._layout: LaneLayout | None = layout
         strands, shortest = len(strand_rows), int(strand_rows.min())
         windows = window_count(shortest, rows)
         rows = max(1, shortest // windows)
@@ -158,9 +150,8 @@ class EpochWindows:
         # A strand has one part of the table for even and one for odd windows, each as long as its
         # longest window of that kind. The even ones are adjacent, so that the odd half takes no
         # memory (not even of a huge page) until the first window ends.
-        if self._is_one:
-            length = strand_rows
-        else:
+        length = strand_rows
+        if not self._is_one:
             length = np.full(2 * strands, rows, dtype=np.int64)
             length[:strands] += np.maximum(self._shift, 0)
             last = slice(strands, None) if windows % 2 == 0 else slice(strands)
@@ -188,8 +179,7 @@ class EpochWindows:
         strand, offset: int64, shape (n,), in any order.
         """
         if self._are_all_held:
-            held: Ints = self._table[self._begin[strand] + offset].astype(np.int64)
-            return held
+            return self._table.take(self._begin[strand] + offset).astype(np.int64)
         if self._is_one:
             window, start = np.zeros_like(offset), np.zeros_like(offset)
         else:
@@ -213,14 +203,13 @@ class EpochWindows:
 
     def _start(self, window: Ints, strand: Ints) -> Ints:
         """Return the offset in its strand at which a window begins; 0 for the first one."""
-        start: Ints = window * self._rows
+        start = window * self._rows
         start += self._shift[strand]
         start *= window > _ZERO
         return start if self._layout is None else self._layout.piece_start(strand, start)
 
     def _place(self, strand: Ints, window: Ints) -> Ints:
-        place: Ints = strand + (window & _ONE) * self._strands
-        return place
+        return strand + (window & _ONE) * self._strands
 
     def _computed(self, strand: Ints, window: Ints, within: Ints) -> NDArray[Any]:
         """Return permuted indices from windows that aren't cached; cache a strand's last two.
@@ -291,24 +280,21 @@ def _permutations(hashes: Hashes, sizes: Ints) -> Iterator[tuple[slice, NDArray[
         limit = int(ends[at] - sizes[at]) + _GROUP
         until = max(at + 1, int(np.searchsorted(ends, limit, side="right")))
         group = slice(at, until)
-        if until == at + 1:
-            yield group, _sorted_one(hashes[at : at + 1], int(sizes[at]))
-        else:
-            yield group, _sorted_together(hashes[group], sizes[group])
+        sort = _sorted_one if until == at + 1 else _sorted_together
+        yield group, sort(hashes[group], sizes[group])
         at = until
 
 
-def _sorted_one(window_hash: Hashes, size: int) -> Ints:
-    """Return the permutation of one window. window_hash: shape (1,)."""
-    hashes = splitmix64(np.arange(size, dtype=np.uint64) ^ window_hash)
+def _sorted_one(window_hash: Hashes, size: Ints) -> NDArray[Any]:
+    """Return the permutation of one window, whose hash and size have shape (1,)."""
+    hashes = splitmix64(np.arange(size[0], dtype=np.uint64) ^ window_hash)
     # Stable sorts of 16 bits are radix sorts: two take half the time of one sort of 64 bits.
     low, high = ((hashes >> np.uint64(shift)).astype(np.uint16) for shift in (32, 48))
     order = low.argsort(kind="stable")
-    permuted: Ints = order[high[order].argsort(kind="stable")]
-    return permuted
+    return order.take(high[order].argsort(kind="stable"))
 
 
-def _sorted_together(hashes: Hashes, sizes: Ints) -> NDArray[np.uint64]:
+def _sorted_together(hashes: Hashes, sizes: Ints) -> NDArray[Any]:
     """Return the concatenated permutations of windows with at most `_GROUP` samples in total."""
     window = np.repeat(np.arange(len(sizes), dtype=np.uint64), sizes)
     begin = (np.cumsum(sizes) - sizes).astype(np.uint64)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cache import ConfigError, PenstockWarning, ResumeError
 from penstock.pipeline.options import warn_of_other_ends
-from penstock.pipeline.plan import damaged, not_a_torch_state
+from penstock.pipeline.plan import not_a_torch_state, part_of
 from penstock.pipeline.torch_data.mark import Mark, length_of
 from penstock.pipeline.torch_data.pass_order import PlannedOrder
 from penstock.pipeline.torch_data.random_states import NAMES
@@ -54,12 +54,7 @@ def mixture_of(order: PassOrder, state: Any) -> MixtureSettings | None:
     mixture = order.job.source.contents.mixture if isinstance(order, PlannedOrder) else None
     if mixture is None or not isinstance(state, dict) or state.get("mixture") is None:
         return None
-    from penstock.pipeline.plan import MixtureSettings  # needed by mixtures only
-
-    try:
-        settings = MixtureSettings.from_dict(state["mixture"])
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise damaged(f"its mixture is {state['mixture']!r:.80}") from None
+    settings: MixtureSettings = part_of("mixture", state["mixture"])
     settings.check(mixture)
     return settings
 

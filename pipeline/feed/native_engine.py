@@ -27,7 +27,7 @@ from penstock.pipeline.feed.assembly import Assembly, build_assembly, checked_or
 from penstock.pipeline.feed.frozen_order import freeze_order
 from penstock.pipeline.feed.position import Position
 from penstock.pipeline.options import check_count, check_epoch
-from penstock.pipeline.plan import Cursor, WeightSettings, check_weights_shuffle, first_slot
+from penstock.pipeline.plan import Cursor, WeightSettings, first_slot
 from penstock.readers import reweighted
 
 if TYPE_CHECKING:
@@ -361,7 +361,7 @@ class NativeEngine:
         """Return the change to other weights of samples. Raises as `set_sample_weights`."""
         settings, cursor = self.order.settings, self._position.cursor
         before, first = settings.weights, cursor.epoch + (cursor.position > 0)
-        check_weights_shuffle(settings.shuffle)
+        WeightSettings.check_shuffle(settings.shuffle)
         current = None if before is None else before.name_in(cursor.epoch)
         dataset = reweighted(self.dataset, weights, is_first=not first, keeps=current)
         known = dataset.contents.weights

@@ -58,7 +58,6 @@ from .substitutes import ATTEMPTS as ATTEMPTS, SAME_SHARD_ATTEMPTS as SAME_SHARD
 from .substitutes import substitutes as substitutes
 from .weighted_plan import PartPlan as PartPlan, WeightSettings as WeightSettings
 from .weighted_plan import WeightedPlan as WeightedPlan
-from .weighted_plan import check_weights_shuffle as check_weights_shuffle
 from .walk import BatchSchedule as BatchSchedule, Cursor as Cursor, MOST_ENTRIES as MOST_ENTRIES
 from .walk import MOST_KEPT as MOST_KEPT, Step as Step, Walk as Walk
 from .world import World as World, first_slot as first_slot, launcher as launcher

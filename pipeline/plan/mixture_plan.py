@@ -22,7 +22,7 @@ import math
 import threading
 import zlib
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -33,30 +33,19 @@ from penstock.cache import PlanError, ResumeError
 from penstock.cache.base import keyed_hash
 from penstock.pipeline.plan.lanes import packed, unpacked
 from penstock.pipeline.plan.mixture_slots import SlotGroups, sorted_by
-from penstock.pipeline.plan.order import (
-    SAMPLES_PER_LANE,
-    JobPlan,
-    SlotSamples,
-    most_lanes,
-    window_of,
-)
-from penstock.pipeline.plan.weighted_plan import (
-    WeightSettings,
-    check_weights_shuffle,
-    make_part_plan,
-)
+from penstock.pipeline.plan.order import JobPlan, SlotSamples, default_lanes, window_of
+from penstock.pipeline.plan.weighted_plan import WeightSettings, make_part_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.pipeline.plan.order import SlotCut
+    from penstock.pipeline.plan.lanes import Ints
+    from penstock.pipeline.plan.order import PlanArguments, SlotCut
     from penstock.pipeline.plan.weighted_plan import PartPlan
     from penstock.readers import MixtureContents
     from penstock.readers.mixtures import MixtureStream, WeightChange
-
-    Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,92 +87,62 @@ class MixtureSettings:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings in JSON types; lists of numbers by part are packed into texts."""
-        owed = None if self.owed is None else [round(each * _OWED_STEPS) for each in self.owed]
-        lists = {"counts": self.counts, "owed": owed, "contents": self.contents}
-        values = {
-            "names": _packed_names(self.names),
-            "samples": self.samples,
-            "unit": self.unit,
-            "lanes": packed(self.lanes),
-            "windows": packed(self.windows),
-            "changes": None if self.changes is None else [*map(_packed_change, self.changes)],
-            **{name: each if each is None else packed(each) for name, each in lists.items()},
-            **{name: getattr(self, name) for name in _TEXTS},
-        }
-        return {name: value for name, value in values.items() if value is not None}
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        values = {name: value for name, value in given.items() if value is not None}
+        if self.owed is not None:
+            values["owed"] = [round(each * _OWED_STEPS) for each in self.owed]
+        if self.changes is not None:
+            values["changes"] = [*map(_packed_change, self.changes)]
+        values |= {name: packed(values[name]) for name in _NUMBERS if name in values}
+        return {**values, "names": _packed_names(self.names)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> MixtureSettings:
         """Return the settings of a dict. Raises ValueError, KeyError or TypeError unless it is one
         that `to_dict` writes."""
-        given = dict(values)
-        names, changes = _unpacked_names(given.pop("names")), given.pop("changes", None)
-        parts, texts = len(names), {name: given.pop(name, None) for name in _TEXTS}
-
-        def numbers(name: str, least: int = 0) -> tuple[int, ...] | None:
-            text = given.pop(name, None)
-            return None if text is None else tuple(unpacked(text, parts, least=least).tolist())
-
-        owed = numbers("owed", -(2**52))
-        settings = cls(
-            names=names,
-            lanes=numbers("lanes", 1) or (),
-            windows=numbers("windows", 1) or (),
-            samples=given.pop("samples"),
-            unit=given.pop("unit"),
-            changes=None if changes is None else tuple(_change(each, parts) for each in changes),
-            counts=numbers("counts"),
-            owed=None if owed is None else tuple(each / _OWED_STEPS for each in owed),
-            contents=numbers("contents"),
-            **texts,
-        )
+        given = {name: value for name, value in values.items() if value is not None}
+        names = given["names"] = _unpacked_names(given["names"])
+        for name in _NUMBERS & given.keys():
+            given[name] = _numbers(given[name], len(names), least=_LEAST.get(name, 0))
+        if "owed" in given:
+            given["owed"] = tuple(each / _OWED_STEPS for each in given["owed"])
+        if "changes" in given:
+            given["changes"] = tuple(_change(each, len(names)) for each in given["changes"])
+        settings = cls(**given)
         starts = [change.start for change in settings.changes or ()]
+        counts, texts = (settings.samples, settings.unit), [getattr(settings, n) for n in _TEXTS]
         if (
-            given
-            or not names
-            or not settings.lanes
-            or not settings.windows
-            or not all(isinstance(text, str | None) for text in texts.values())
-            or type(settings.samples) is not int
-            or type(settings.unit) is not int
-            or min(settings.samples, settings.unit) < 1
+            not names
+            or not all(isinstance(text, str | None) for text in texts)
+            or not all(type(count) is int and count > 0 for count in counts)
             or sorted({*starts}) != starts
-            or (changes is not None and not starts)
+            or settings.changes == ()
         ):
             raise ValueError("the settings of a mixture")
         return settings
 
     def check(self, mixture: MixtureContents) -> None:
         """Raise ResumeError for a mixture of other parts, or that was given other arguments."""
-        if self.names == mixture.names and self.weights == mixture.weights:
-            self._check_arguments(mixture)
-            return
-        if self.names == mixture.names:
-            weighted = [
-                name
-                for name, part in zip(mixture.names, mixture.parts, strict=True)
-                if part.weights is not None
-            ]
+        if self.names != mixture.names:
+            new = [name for name in mixture.names if name not in self.names]
+            gone = [name for name in self.names if name not in mixture.names]
+            listed = {"added": new, "missing": gone}
+            changed = [f"{what} {names}" for what, names in listed.items() if names]
+            raise ResumeError(
+                f"State was saved for a mixture of {len(self.names)} parts, and this one has "
+                f"others: {' and '.join(changed) or 'the same in another order'}. Pass the job's "
+                "parts under their names and in their order, or start without a state."
+            )
+        parts = dict(zip(mixture.names, mixture.parts, strict=True))
+        if self.weights != mixture.weights:
+            weighted = [name for name, part in parts.items() if part.weights is not None]
             raise ResumeError(
                 f"State was saved for a mixture {_of_weights(self.weights)}, and this one is "
                 f"{_of_weights(mixture.weights)} (of {weighted or 'no part'}), which gives another "
                 "order. Pass the same weights to the same parts, or start without a state."
             )
-        new = [name for name in mixture.names if name not in self.names]
-        gone = [name for name in self.names if name not in mixture.names]
-        changed = [
-            f"{what} {names}" for what, names in (("added", new), ("missing", gone)) if names
-        ]
-        raise ResumeError(
-            f"State was saved for a mixture of {len(self.names)} parts, and this one has others: "
-            f"{' and '.join(changed) or 'the same in another order'}. Pass the job's parts under "
-            "their names and in their order, or start without a state."
-        )
-
-    def _check_arguments(self, mixture: MixtureContents) -> None:
-        """Raise ResumeError for parts with other data, and for other arguments of `mix`."""
         if self.contents is not None and self.contents != (now := _contents_hashes(mixture)):
-            both = zip(mixture.names, self.contents, now, strict=True)
+            both = zip(parts, self.contents, now, strict=True)
             changed = [name for name, before, after in both if before != after]
             more = f" and {len(changed) - _MOST_SHOWN} more" if len(changed) > _MOST_SHOWN else ""
             raise ResumeError(
@@ -191,10 +150,8 @@ class MixtureSettings:
                 "have other files, or others are selected. Pass the job's data, or start without a "
                 "state."
             )
-        for name, saved, own in (
-            ("epoch", self.rule, str(mixture.rule)),
-            ("per", self.per, mixture.per),
-        ):
+        arguments = {"epoch": (self.rule, str(mixture.rule)), "per": (self.per, mixture.per)}
+        for name, (saved, own) in arguments.items():
             if saved not in (None, own):
                 raise ResumeError(
                     f"State was saved for a mixture with {name}={saved}, and this one has "
@@ -222,8 +179,6 @@ class MixtureSettings:
         """Return the settings with other shares from a sample of the job's stream on, in place of
         all changes that were planned for later. Only the latest changes are kept. Raises PlanError
         for a sample before these."""
-        from penstock.readers.mixtures import WeightChange  # a plan alone reads no data
-
         given = self.changes or mixture.changes
         if sample < given[0].start:
             raise PlanError(
@@ -240,7 +195,8 @@ class MixtureSettings:
                 counts=tuple(known.counts.tolist()),
                 owed=None if known.owed is None else _rounded(known.owed),
             )
-        return replace(settings, changes=(*past, WeightChange(start=sample, shares=shares)))
+        change = replace(given[0], start=sample, shares=shares, until=None, target=None)
+        return replace(settings, changes=(*past, change))
 
 
 def _of_weights(digest: str | None) -> str:
@@ -249,9 +205,8 @@ def _of_weights(digest: str | None) -> str:
 
 def _contents_hashes(mixture: MixtureContents) -> tuple[int, ...]:
     """Return a hash of the data of each part, below 2^24."""
-    return tuple(
-        int(hashlib.sha256(part.fingerprint.encode()).hexdigest()[:6], 16) for part in mixture.parts
-    )
+    hashes = (hashlib.sha256(part.fingerprint.encode()) for part in mixture.parts)
+    return tuple(int(each.hexdigest()[:6], 16) for each in hashes)
 
 
 def _shares_hash(mixture: MixtureContents) -> str:
@@ -259,7 +214,9 @@ def _shares_hash(mixture: MixtureContents) -> str:
 
 
 _TEXTS = ("weights", "rule", "per", "shares")
-"""The settings that are texts."""
+_NUMBERS = {"lanes", "windows", "counts", "owed", "contents"}
+"""The settings that are texts, and those that have a number for each part."""
+_LEAST = {"lanes": 1, "windows": 1, "owed": -(2**52)}
 
 _MOST_NAMES_BYTES = 2**24
 
@@ -308,25 +265,18 @@ def _packed_change(change: WeightChange) -> dict[str, Any]:
 
 def _change(values: Mapping[str, Any], parts: int) -> WeightChange:
     """Return the change of weights of a `_packed_change`. Raises as `MixtureSettings.from_dict`."""
-    from penstock.readers.mixtures import WeightChange
+    from penstock.readers.mixtures import WeightChange  # a plan alone reads no data
 
-    start, until, target = values["start"], values.get("until"), values.get("target")
-    change = WeightChange(
-        start=start,
-        shares=_numbers(values["shares"], parts),
-        until=until,
-        target=None if target is None else _numbers(target, parts),
-    )
-    lists = [change.shares] if change.target is None else [change.shares, change.target]
-    ends = [start] if target is None else [start, until]
+    lists = {name: _numbers(values[name], parts) for name in ("shares", "target") if name in values}
+    ends = [values[name] for name in ("start", "until") if name in values]
     if (
         not all(type(end) is int and 0 <= end < 2**62 for end in ends)
         or sorted({*ends}) != ends
-        or not all(0 < sum(shares) < 2**31 for shares in lists)
-        or (until is None) != (target is None)
+        or not all(0 < sum(shares) < 2**31 for shares in lists.values())
+        or len(ends) != len(lists)
     ):
         raise ValueError("a change of weights")
-    return change
+    return WeightChange(**{**values, **lists})
 
 
 _MOST_CHANGES, _MOST_SHARES = 16, 300  # so that a state of 100 parts stays below 10 kB
@@ -340,16 +290,13 @@ def mixture_settings(
     drop_last: an epoch is prolonged to full global batches, so that no part misses any samples.
     """
     if mixture.weights is not None:
-        check_weights_shuffle(shuffle)
+        WeightSettings.check_shuffle(shuffle)
     shares = np.array([each.shares for each in mixture.changes], np.float64)
     share = (shares / shares.sum(axis=1, keepdims=True)).max(axis=0)
     lanes, windows = [], []
     for part, own in zip([each.expected for each in mixture.parts], share.tolist(), strict=True):
         shards = int(np.count_nonzero(part.sizes))
-        most = max(
-            1, min(most_lanes(global_batch, shards), int(global_batch * own) // SAMPLES_PER_LANE)
-        )
-        count = next((n for n in range(most, 1, -1) if global_batch % n == 0), 1) if shuffle else 1
+        count = default_lanes(global_batch, shards, share=own) if shuffle else 1
         lanes.append(count)
         # Its share of the window that it would have alone.
         alone = window_of(part, count, global_batch=global_batch) if shuffle else 1
@@ -390,12 +337,14 @@ def late_parts_warning(
         counts = stream.counts(min(batch * global_batch, own.samples))
         return bool(counts[parts].all())
 
-    never = np.flatnonzero(stream.counts(own.samples) == 0)
-    if len(never):
-        message = f"the first epoch has no sample of {_named(own.names, never)}"
+    never = np.flatnonzero(stream.counts(own.samples) == 0).tolist()
+    if never:
+        some = ", ".join(f'"{own.names[part]}"' for part in never[:_MOST_SHOWN])
+        more = len(never) - _MOST_SHOWN
         return (
-            f"The mixture has {parts:,} parts, and {message}. Raise the smallest weights, or pass "
-            "a longer epoch to mix."
+            f"The mixture has {parts:,} parts, and the first epoch has no sample of {some}"
+            f"{f' and {more:,} others' if more > 0 else ''}. Raise the smallest weights, or pass a "
+            "longer epoch to mix."
         )
     rarest = np.argsort(mixture.changes[0].shares, kind="stable")[:_MOST_SHOWN].tolist()
     shown = [
@@ -410,12 +359,6 @@ def late_parts_warning(
     )
 
 
-def _named(names: Sequence[str], parts: Ints) -> str:
-    some = ", ".join(f'"{names[part]}"' for part in parts[:_MOST_SHOWN].tolist())
-    more = len(parts) - _MOST_SHOWN
-    return some if more <= 0 else f"{some} and {more:,} others"
-
-
 _PART = 0x70617274  # keeps seeds of parts apart from other hashes
 
 
@@ -423,20 +366,14 @@ def make_mixture_plan(
     mixture: MixtureContents, own: MixtureSettings, *, seed: int | None, reshuffle: float
 ) -> MixturePlan:
     """Return the plan of a mixture, for one reader. seed: None for index order in each part."""
-    parts = [
-        make_part_plan(
-            part,
-            WeightSettings.first(part.weights),
-            # Two parts that are the same dataset have different orders.
-            seed=None if seed is None else int(keyed_hash(seed, _PART, number)),
-            lanes=lanes,
-            window=window,
-            reshuffle=reshuffle,
-        )
-        for number, (part, lanes, window) in enumerate(
-            zip(mixture.parts, own.lanes, own.windows, strict=True)
-        )
-    ]
+    parts: list[PartPlan] = []
+    each = zip(mixture.parts, own.lanes, own.windows, strict=True)
+    for number, (part, lanes, window) in enumerate(each):
+        # Two parts that are the same dataset have different orders.
+        key = None if seed is None else int(keyed_hash(seed, _PART, number))
+        order: PlanArguments
+        order = {"seed": key, "lanes": lanes, "window": window, "reshuffle": reshuffle}
+        parts.append(make_part_plan(part, WeightSettings.first(part.weights), **order))
     return MixturePlan(parts, own.stream(mixture), samples=own.samples)
 
 
@@ -491,13 +428,10 @@ class MixturePlan(JobPlan):
                     return known
             more, last = self._next_cuts(epoch, cuts), self._ahead[0]
             found = self._resolve(epoch, [*cuts, *more])
-            if not more:
-                if not last.contains(epoch, cuts[0][0]):  # else a thread was late
-                    self._ahead = [_Ahead(epoch, cuts[-1]), last]
-                return found
             own = sum(high - low for _, _, low, high in cuts)
-            rest = found.take(slice(own, None))
-            self._ahead = [_Ahead(epoch, cuts[-1], len(more), rest), last]
+            if more or not last.contains(epoch, cuts[0][0]):  # else a thread was late
+                rest = found.take(slice(own, None))
+                self._ahead = [_Ahead(epoch, cuts[-1], len(more), rest), last]
             return found.take(slice(0, own))
 
     def _next_cuts(self, epoch: int, cuts: Sequence[SlotCut]) -> list[SlotCut]:
@@ -531,7 +465,7 @@ class MixturePlan(JobPlan):
             own = self._parts[part].samples_at(own_epoch, samples.lane[at], samples.offset[at])
             own.rows[:, 0] += self._first_shard[part]
             found.append(own)
-        joined = SlotSamples.end_to_end(_with_occurrences(found))
+        joined = SlotSamples.end_to_end(found)
         back = np.empty_like(samples.slot)
         back[samples.slot] = np.arange(len(back))
         epochs = np.full(len(back), samples.epoch[0])
@@ -614,9 +548,7 @@ class MixturePlan(JobPlan):
             low = math.floor((first / world - margin) * each.lanes - _LANE_VARIATION)
             high = math.ceil((end / world + margin) * each.lanes + _LANE_VARIATION)
             lanes = np.arange(max(0, low), min(high, each.lanes))
-            shards = (
-                each.shards_of_lanes(lanes) if not each.reshuffle else np.flatnonzero(each.sizes)
-            )
+            shards = np.flatnonzero(each.sizes) if each.reshuffle else each.shards_of_lanes(lanes)
             found.append(shards + self._first_shard[number])
         return np.concatenate(found)
 
@@ -696,15 +628,3 @@ class _Samples:
         for part, epoch, (begin, end) in zip(parts, epochs, pairwise(bounds), strict=True):
             if begin < end:
                 yield part, epoch, slice(begin, end)
-
-
-def _with_occurrences(found: Sequence[SlotSamples]) -> Sequence[SlotSamples]:
-    """Return the samples of runs, all with occurrences if some have them."""
-    if all(each.occurrences is None for each in found):
-        return found
-    return [
-        each
-        if each.occurrences is not None
-        else replace(each, occurrences=np.zeros(len(each.rows), np.int64))
-        for each in found
-    ]

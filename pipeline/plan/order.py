@@ -481,17 +481,17 @@ def strands_and_window(
     return strands, max(1, longest, window * samples * lanes // (max(1, parts) * strands))
 
 
-def default_lanes(global_batch: int, shards: int) -> int:
+def default_lanes(global_batch: int, shards: int, *, share: float = 1.0) -> int:
     """Return L: the largest divisor of the global batch that is at most a quarter of the shards and
-    an eighth of the batch; at least 1. It doesn't depend on the world.
+    an eighth of the batch; at least 1. It doesn't depend on the world. share: of a mixture's part.
     """
-    most = most_lanes(global_batch, shards)
+    most = most_lanes(global_batch, shards, share=share)
     return next((lanes for lanes in range(most, 1, -1) if global_batch % lanes == 0), 1)
 
 
-def most_lanes(global_batch: int, shards: int) -> int:
+def most_lanes(global_batch: int, shards: int, *, share: float = 1.0) -> int:
     """Return the number of lanes of a batch with many divisors; at least 1."""
-    return max(1, min(shards // SHARDS_PER_LANE, global_batch // SAMPLES_PER_LANE))
+    return max(1, min(shards // SHARDS_PER_LANE, int(global_batch * share) // SAMPLES_PER_LANE))
 
 
 def default_window(

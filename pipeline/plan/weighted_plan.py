@@ -27,10 +27,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from penstock.pipeline.plan.lanes import Ints
     from penstock.pipeline.plan.order import SlotCut
     from penstock.readers import Contents, SampleSlots, SampleWeights
-
-    Ints = NDArray[np.int64]
 
 _OFFSET = 0x77656967  # keeps the hashes of epochs' offsets apart from others
 _KEPT_EPOCHS = 2
@@ -54,8 +53,17 @@ class WeightSettings:
         the job isn't shuffled."""
         if weights is None:
             return None
-        check_weights_shuffle(shuffle)
+        cls.check_shuffle(shuffle)
         return cls(samples=weights.samples, changes=((0, weights.first),))
+
+    @staticmethod
+    def check_shuffle(shuffle: bool) -> None:
+        """Raise PlanError for weights of samples in a job that isn't shuffled."""
+        if not shuffle:
+            raise PlanError(
+                "weights: samples that are delivered several times, or not at all, have no index "
+                "order. Pass shuffle=True, or leave the weights out."
+            )
 
     @property
     def text(self) -> str:
@@ -119,15 +127,6 @@ class WeightSettings:
             f"(the hash of an array), and {given}. The state doesn't hold the array: pass the same "
             "one as weights= of the loader, or to loader.set_sample_weights(), before "
             "load_state_dict()."
-        )
-
-
-def check_weights_shuffle(shuffle: bool) -> None:
-    """Raise PlanError for weights of samples in a job that isn't shuffled."""
-    if not shuffle:
-        raise PlanError(
-            "weights: samples that are delivered several times, or not at all, have no index "
-            "order. Pass shuffle=True, or leave the weights out."
         )
 
 

@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from penstock.pipeline.plan.lanes import Ints
     from penstock.pipeline.plan.order import SlotCut
 
-    Ints = NDArray[np.int64]
     Lengths = Callable[[Ints], Ints]
     """Tokens of samples by (shard, row), int64, shape (n,)."""
 
@@ -257,7 +257,7 @@ def _fitting(lengths: Ints, order: Ints, *, count: int, safe: int, each: int, bi
         count = max(safe, min(count - 1, count * each // most))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Pool:
     """The samples of one pool.
 
@@ -392,27 +392,17 @@ class BucketPlan(JobPlan):
             lane_keys[own] = np.arange(count)
             samples = samples.take(lane_keys)
         order, ends = settings.cut(self._lengths(samples.rows))
-        sizes = np.diff(ends, prepend=0)
-        # A batch keeps the stream's order, lane by lane, so that ranks read their own lanes.
-        batch = np.repeat(np.arange(len(ends)), sizes)
-        order = order[np.lexsort((order, batch))]
+        sizes, place = np.diff(ends, prepend=0), np.arange(len(ends))
         if self._seed is not None:
-            keys = keyed_hash(self._seed, _BUCKET, epoch, number, np.arange(len(ends)))
-            shuffled = settings.permuted(ends, keys)
-            begins = ends - sizes
-            order = np.concatenate(
-                [order[begins[n] : ends[n]] for n in shuffled.tolist()] or [order]
-            )
-            ends = np.cumsum(sizes[shuffled])
+            keys = keyed_hash(self._seed, _BUCKET, epoch, number, place)
+            place = np.argsort(settings.permuted(ends, keys))
+        # A batch keeps the stream's order, lane by lane, so that ranks read their own lanes.
+        batch = np.repeat(place, sizes)
+        order = order[np.lexsort((order, batch))]
         if lane_keys is not None:
             lane_keys = lane_keys[order]
-        return _Pool(
-            start=start,
-            samples=samples.take(order),
-            ends=ends,
-            lane_keys=lane_keys,
-            bins=settings.bins,
-        )
+        ends = np.cumsum(sizes[np.argsort(place)])
+        return _Pool(start, samples.take(order), ends, lane_keys, settings.bins)
 
     def places(self, epoch: int, position: int, size: int, *, low: int, high: int) -> SlotSamples:
         """Return slots [low, high) of the positions [position, position + size), cut at the end of
@@ -566,5 +556,5 @@ class _StepTally:
         return int(np.searchsorted(_begins(pool.ends), at.position - pool.start, side="left"))
 
 
-def _begins(ends: NDArray[np.int64]) -> NDArray[np.int64]:
+def _begins(ends: Ints) -> Ints:
     return np.concatenate([[0], ends[:-1]])

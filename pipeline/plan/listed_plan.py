@@ -19,12 +19,9 @@ from penstock.pipeline.plan.order import JobPlan, SlotSamples
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
+    from penstock.pipeline.plan.lanes import Ints
     from penstock.pipeline.plan.order import SlotCut
     from penstock.readers import Contents, EpochLists
-
-    Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +88,10 @@ class ListedPlan(JobPlan):
 
     def places_together(self, epoch: int, cuts: Sequence[SlotCut]) -> SlotSamples:
         """Return `places` of several batches of an epoch, end to end, by one computation."""
-        for position, size, low, high in cuts:
-            self._count(position, size, low, high)
+        for cut in cuts:
+            self._count(*cut)
         found = self._lists.of(self._seed, epoch)
-        some = np.concatenate(
-            [np.arange(position + low, position + high) for position, _, low, high in cuts]
-        )
+        some = np.concatenate([np.arange(at + low, at + high) for at, _, low, high in cuts])
         return SlotSamples(
             rows=self._contents.rows(found.positions[some]),
             occurrences=None if found.occurrences is None else found.occurrences[some],

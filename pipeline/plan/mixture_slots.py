@@ -24,7 +24,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Ints = NDArray[np.int64]
+    from penstock.pipeline.plan.lanes import Ints
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # φ mod 1, in steps of 2^-64
 _PHASE = np.uint64(0xC13FA9A902A6328F)  # from each part to the next: 1 / the plastic number

@@ -20,13 +20,10 @@ from penstock.pipeline.plan.world import first_slot
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from numpy.typing import NDArray
-
+    from penstock.pipeline.plan.lanes import Ints
     from penstock.pipeline.plan.order import JobPlan
     from penstock.pipeline.plan.walk import Cursor, Walk
     from penstock.pipeline.plan.world import World
-
-    Ints = NDArray[np.int64]
 
 # Connections K = 1.25·(R/s)·E[T] for consumption R, request size s, request time T: a quarter more
 # than Little's law, since requests don't end evenly.
@@ -122,17 +119,15 @@ def check_room(max_bytes: int, largest_bytes: int) -> None:
         )
 
 
-def window_room_warning(
-    max_bytes: int, needed_bytes: int, *, window: int, lanes: int
-) -> str | None:
+def window_room_warning(max_bytes: int, need_bytes: int, *, window: int, lanes: int) -> str | None:
     """Return the warning about a cache that can't hold two open windows; None if it can."""
-    if max_bytes >= needed_bytes:
+    if max_bytes >= need_bytes:
         return None
     return (
-        f"max_bytes={format_size(max_bytes)} is less than the {format_size(needed_bytes)} of two "
+        f"max_bytes={format_size(max_bytes)} is less than the {format_size(need_bytes)} of two "
         f"open windows of what this node reads (window={window}, lanes={lanes}), so in every epoch "
         "many samples are fetched by single requests. Pass max_bytes="
-        f"{needed_bytes} or a smaller window= for fewer of these."
+        f"{need_bytes} or a smaller window= for fewer of these."
     )
 
 
@@ -213,11 +208,8 @@ class LookAhead:
 
     def __init__(self, *, least: int, connections: int = 96, max_bytes: int = AHEAD_BYTES) -> None:
         self._least, self._connections, self._max_bytes = least, connections, max_bytes
-        self._batch_bytes = 0.0
-        self._busy_s = 0.0
-        self._missing = 1.0
-        self._misses, self._counted = 0.0, 0
-        self._late = 1.0
+        self._batch_bytes = self._busy_s = self._misses = 0.0
+        self._missing, self._late, self._counted = 1.0, 1.0, 0
 
     def count_misses(self, samples: int) -> None:
         """Count the samples that were missing from the local disk since the previous batch."""

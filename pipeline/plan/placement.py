@@ -32,11 +32,8 @@ from penstock.pipeline.plan.lanes import LaneGroups, LaneOrder, packed, unpacked
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from penstock.pipeline.plan.lanes import Ints
     from penstock.pipeline.plan.order import Plan
-
-    Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,24 +54,17 @@ class ProcessReport:
     def text(self) -> str:
         """Return the report as JSON."""
         held = None if self.held is None else packed(self.held)
-        return json.dumps(
-            {"rank": self.rank, "cache": self.cache, "goes_on": self.resume_point, "held": held}
-        )
+        return json.dumps([self.rank, self.cache, self.resume_point, held])
 
     @classmethod
     def parse(cls, text: str, *, groups: int) -> ProcessReport:
         """Return the report of a text. Raises PlanError for an invalid one, and for another number
         of groups."""
         try:
-            values = json.loads(text)
-            held = values["held"]
-            return cls(
-                rank=int(values["rank"]),
-                cache=str(values["cache"]),
-                resume_point=str(values["goes_on"]),
-                held=None if held is None else unpacked(held, groups),
-            )
-        except (ValueError, KeyError, TypeError) as error:
+            rank, cache, resume_point, held = json.loads(text)
+            held = None if held is None else unpacked(held, groups)
+            return cls(rank=int(rank), cache=str(cache), resume_point=str(resume_point), held=held)
+        except (ValueError, TypeError) as error:
             raise PlanError(
                 f"The report of a rank is invalid ({error}): wanted the cached bytes of {groups} "
                 "groups of lanes. Run the same Penstock with the same arguments on every rank."
@@ -98,11 +88,8 @@ def nodes_of_reports(
     held: dict[tuple[int, ...], Ints] = {}
     for own in caches.values():
         ranks = tuple(sorted({report.rank for report in own}))
-        of_cache = np.zeros(groups, dtype=np.int64)
-        for report in own:
-            if report.held is not None:
-                np.maximum(of_cache, report.held, out=of_cache)
-        held[ranks] = held.get(ranks, 0) + of_cache
+        known = [report.held for report in own if report.held is not None]
+        held[ranks] = held.get(ranks, 0) + np.max([np.zeros(groups, np.int64), *known], axis=0)
     nodes = sorted(held)
     if [rank for ranks in nodes for rank in ranks] != list(range(size)):
         return None
@@ -248,7 +235,7 @@ class LaneChoice:
 
 
 def choose_lane_order(
-    held: NDArray[np.int64], *, nodes: Sequence[int], last: LaneOrder | None, lanes: int
+    held: Ints, *, nodes: Sequence[int], last: LaneOrder | None, lanes: int
 ) -> LaneChoice:
     """Choose the order of lanes with which nodes hold the most bytes of what they read.
 
@@ -279,12 +266,11 @@ def choose_lane_order(
     goes = value[np.arange(len(at)), chosen]
     last_sum, sum_ = int(stays.sum()), int(goes.sum())
     is_gain = sum_ > last_sum and sum_ - last_sum >= LEAST_GAIN * int(most.sum())
-    order = before
-    if is_gain:
-        order = LaneOrder(tuple(_placed(at, kind, chosen, movable).tolist()), lanes)
-    return LaneChoice(
-        order=order, last=int(last_sum * scale), chosen=int((sum_ if is_gain else last_sum) * scale)
-    )
+    last_bytes = int(last_sum * scale)
+    if not is_gain:
+        return LaneChoice(order=before, last=last_bytes, chosen=last_bytes)
+    order = LaneOrder(tuple(_placed(at, kind, chosen, movable).tolist()), lanes)
+    return LaneChoice(order=order, last=last_bytes, chosen=int(sum_ * scale))
 
 
 def _placed(at: Ints, kind: Ints, chosen: Ints, movable: int) -> Ints:

@@ -17,7 +17,7 @@ from penstock.cache.base import keyed_hash
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
+    from penstock.pipeline.plan.lanes import Ints
 
 SAME_SHARD_ATTEMPTS = 8
 ATTEMPTS = 64  # with half of a dataset bad, one sample in 10^19 finds no substitute
@@ -30,8 +30,8 @@ def substitutes(
     *,
     seed: int,
     epoch: int,
-    starts: NDArray[np.int64],
-    sizes: NDArray[np.int64],
+    starts: Ints,
+    sizes: Ints,
     place: int | None = None,
     occurrence: int = 0,
     within: tuple[int, int] | None = None,

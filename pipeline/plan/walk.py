@@ -6,7 +6,6 @@ schedule has the sizes of global batches, each with the sample from which it hol
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_right
 from dataclasses import dataclass
 from operator import itemgetter
@@ -46,13 +45,8 @@ class BatchSchedule:
 
     def __post_init__(self) -> None:
         firsts, sizes = [first for first, _ in self.entries], [size for _, size in self.entries]
-        is_right = (
-            bool(firsts)
-            and all(type(number) is int for number in (*firsts, *sizes))
-            and all(a < b for a, b in itertools.pairwise([-1, *firsts]))
-            and min(sizes) >= 1
-        )
-        if not is_right:
+        are_whole = all(type(number) is int for number in (*firsts, *sizes))
+        if not firsts or not are_whole or sorted({-1, *firsts}) != [-1, *firsts] or min(sizes) < 1:
             raise PlanError(
                 f"batch schedule: got {self.entries!r:.200}, wanted pairs of whole numbers: a "
                 "first sample of 0 or more, ascending, and a global batch of 1 or more."
@@ -107,11 +101,6 @@ class BatchSchedule:
         """Return the size of a batch that begins at a sample of the job's stream."""
         return self.entries[self._place(sample)][1]
 
-    def next_change(self, sample: int) -> int | None:
-        """Return the first sample after `sample` at which another entry begins; None if none."""
-        place = bisect_right(self.entries, sample, key=_FIRST)
-        return self.entries[place][0] if place < len(self.entries) else None
-
     def continued(self, sample: int, wanted: BatchSchedule | None = None) -> BatchSchedule:
         """Return this schedule up to a sample, and `wanted` from there on; None: unchanged.
 
@@ -133,9 +122,8 @@ class BatchSchedule:
         """Return the schedule from the batch at `sample` on, whose number is `step`."""
         entries = [entry for entry in self.entries if entry[0] > sample]
         history = max(0, self.history - (len(self.entries) - len(entries) - 1))
-        return BatchSchedule(
-            ((sample, self.size_at(sample)), *entries), history=history, first_step=step
-        )
+        first = sample, self.size_at(sample)
+        return BatchSchedule((first, *entries), history=history, first_step=step)
 
     def _place(self, sample: int) -> int:
         """Return the index of the entry that holds at a sample; 0 before the first entry."""
@@ -174,7 +162,7 @@ class Step(NamedTuple):
     then: Cursor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class BatchRun:
     """`count` consecutive global batches of one size in an epoch, from a position on."""
 
@@ -264,15 +252,15 @@ class Walk:
         at, samples, start = cursor.position, self.samples, cursor.epoch * self.samples
         while at < samples:
             size = self.schedule.size_at(start + at)
-            change = self.schedule.next_change(start + at)
-            end = samples if change is None else min(samples, change - start)
+            later = (first - start for first, _ in self.schedule.entries if first > start + at)
+            end = min(next(later, samples), samples)
             count = min(-(-(end - at) // size), (samples - at) // size)
             if count:
-                yield BatchRun(position=at, size=size, count=count)
+                yield BatchRun(at, size, count)
             elif self.drop_last:
                 return
             else:
-                yield BatchRun(position=at, size=samples - at, count=1)
+                yield BatchRun(at, samples - at, 1)
             at += max(1, count) * size
 
     def step_number(self, cursor: Cursor) -> int:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cache import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     _Launcher = Callable[[Mapping[str, str]], "World | None"]
 
@@ -274,12 +274,8 @@ def _initialised_horovod() -> World | None:
     horovod = sys.modules.get("horovod.torch")
     if horovod is None or not horovod.is_initialized():
         return None
-    return World(
-        horovod.rank(),
-        horovod.size(),
-        local_rank=horovod.local_rank(),
-        local_size=horovod.local_size(),
-    )
+    own, count = horovod.local_rank(), horovod.local_size()
+    return World(horovod.rank(), horovod.size(), local_rank=own, local_size=count)
 
 
 def process_group() -> tuple[int, int] | None:
@@ -321,9 +317,9 @@ def _with_place(environ: Mapping[str, str], rank: int, size: int) -> World:
 _MPI_LOCAL_RANK = "MPI_LOCALRANKID"
 
 
-def _named(rank: str, size: str, local_rank: str, local_size: str) -> _Launcher:
-    """Return the launcher that sets these variables."""
-    return lambda environ: _from_names(environ, rank, size, local_rank, local_size)
+def _named(*names: str) -> _Launcher:
+    """Return the launcher that sets these variables, as for `_from_names`."""
+    return lambda environ: _from_names(environ, *names)
 
 
 _pmi = _named("PMI_RANK", "PMI_SIZE", _MPI_LOCAL_RANK, "MPI_LOCALNRANKS")
@@ -340,14 +336,12 @@ def _slurm(environ: Mapping[str, str]) -> World | None:
     size_name = _first(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
     if size_name is None or _number(environ, size_name) <= 1:
         return None
-    world = _from_names(environ, "SLURM_PROCID", size_name, "SLURM_LOCALID", None)
+    world = _from_names(environ, "SLURM_PROCID", size_name, "SLURM_LOCALID")
     if world is None or "SLURM_LOCALID" not in environ:
         return world
-    name, local_size = _slurm_local_size(environ, world)
-    return _checked(
-        (name, "SLURM_LOCALID"),
-        lambda: replace(world, local_size=local_size, node=_slurm_node(environ, world)),
-    )
+    (name, local_size), node = _slurm_local_size(environ, world), _slurm_node(environ, world)
+    names = name, "SLURM_LOCALID"
+    return _checked(names, lambda: replace(world, local_size=local_size, node=node))
 
 
 def _slurm_node(environ: Mapping[str, str], world: World) -> tuple[int, int] | None:
@@ -411,13 +405,13 @@ def launcher(environ: Mapping[str, str] | None = None) -> str | None:
     return next((name for name, world in _LAUNCHERS.items() if world(environ)), None)
 
 
-def _from_names(
-    environ: Mapping[str, str], rank: str, size: str, local_rank: str | None, local_size: str | None
-) -> World | None:
-    """Return the world that four variables describe; None if neither of the first two is set.
+def _from_names(environ: Mapping[str, str], *names: str) -> World | None:
+    """Return the world that up to four variables describe: rank, size, local rank and local size.
+    None if neither of the first two is set.
 
     A missing local size is assumed to be its minimum, the local rank + 1.
     """
+    rank, size = names[:2]
     if rank not in environ and size not in environ:
         return None
     for name, other in ((rank, size), (size, rank)):
@@ -427,22 +421,14 @@ def _from_names(
                 f"{name}: not set, though {other}={environ[other]!r} is. "
                 f"{remedy if name == rank else _REMEDY}"
             )
-    rank_number, world_size = _number(environ, rank), _number(environ, size)
-    names = [rank, size]
-    own, count = 0, 1
-    if local_rank is not None and local_rank in environ:
-        names.append(local_rank)
-        own = _number(environ, local_rank)
-        count = own + 1
-        if local_size is not None and local_size in environ:
-            names.append(local_size)
-            count = _number(environ, local_size)
-    return _checked(
-        tuple(names), lambda: World(rank_number, world_size, local_rank=own, local_size=count)
-    )
+    known = [*itertools.takewhile(environ.__contains__, names)]
+    number, ranks, *local = (_number(environ, name) for name in known)
+    own = local[0] if local else 0
+    count = local[1] if len(local) > 1 else own + 1
+    return _checked(known, lambda: World(number, ranks, local_rank=own, local_size=count))
 
 
-def _checked(names: tuple[str, ...], make: Callable[[], World]) -> World:
+def _checked(names: Sequence[str], make: Callable[[], World]) -> World:
     try:
         return make()
     except PlanError as error:

@@ -15,24 +15,14 @@ from typing import TYPE_CHECKING, Literal
 from penstock.cache import ConfigError
 from penstock.cache.base import format_size
 from penstock.pipeline.plan.needs import MOST_WIDENING, ahead_s, connections
-from penstock.pipeline.plan.sizing.cluster import (
-    CONNECTIONS_A_RANK,
-    MARGIN_SHARE,
-    OPENERS,
-    RAM_SHARE,
-    READ_S_PER_GB,
-    REQUEST_BYTES,
-    TAIL,
-    fetch_cpu_s,
-    peer_cpu_s,
-)
+from penstock.pipeline.plan.sizing import cluster
+from penstock.pipeline.plan.sizing.cluster import REQUEST_BYTES
 from penstock.pipeline.plan.sizing.shard_geometry import ShardGeometry, geometry_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from penstock.pipeline.plan.sizing.cluster import ClusterSetup
-    from penstock.pipeline.plan.sizing.shard_geometry import ShardGeometry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +49,7 @@ def cache_share(setup: ClusterSetup, geometry: ShardGeometry) -> float:
     """Return F, the share of a node's data that its cache keeps; 1 if the data are local."""
     if setup.is_local:
         return 1.0
-    room = (1 - MARGIN_SHARE) * setup.nvme_bytes
+    room = (1 - cluster.MARGIN_SHARE) * setup.nvme_bytes
     return min(1.0, room / node_set_bytes(setup, geometry))
 
 
@@ -193,6 +183,7 @@ def _traffic(
         alone = single_share(geometry.open_share) * from_store / filled if filled else 0.0
     single = setup.samples * each * ((1 - kept) + kept * new * alone)
     fills = 0.0 if starved else from_store / geometry.shard_bytes
+    asked = single + fills * math.ceil(geometry.shard_bytes / REQUEST_BYTES)
     # Each node that reads a shard fetches its tables once, even if it doesn't keep the shard.
     opened = geometry.shards * ((1 - kept) * geometry.readers + kept * new * asking) * is_first
     local = _local(total * kept * max(0.0, 1 - new), found=_found(setup, geometry, kept))
@@ -203,9 +194,7 @@ def _traffic(
         disk_write=filled,
         # What was just written is still in memory.
         memory=local.memory + min(absent, total * kept),
-        requests=single
-        + fills * math.ceil(geometry.shard_bytes / REQUEST_BYTES)
-        + _TABLES_A_SHARD * opened,
+        requests=asked + _TABLES_A_SHARD * opened,
         opening=_TABLES_A_SHARD * opened * geometry.open_share,
         postponed=postponed,
     )
@@ -214,7 +203,7 @@ def _traffic(
 def _found(setup: ClusterSetup, geometry: ShardGeometry, kept: float) -> float:
     """Return the share of an epoch's local reads that memory serves."""
     on_disk = max(1.0, kept * node_epoch_bytes(setup, geometry))
-    return memory_share(min(1.0, RAM_SHARE * setup.ram_bytes / on_disk))
+    return memory_share(min(1.0, cluster.RAM_SHARE * setup.ram_bytes / on_disk))
 
 
 def _local(read: float, *, found: float) -> EpochTraffic:
@@ -250,9 +239,9 @@ def decode_cpu_s(setup: ClusterSetup) -> float:
 def bytes_cpu_s(setup: ClusterSetup, traffic: EpochTraffic) -> float:
     """Return the CPU seconds of all nodes to move an epoch's bytes from the store, peers, disks and
     memory."""
-    read = READ_S_PER_GB * (traffic.disk_read + traffic.memory) / 1e9
-    fetched = fetch_cpu_s(traffic.remote, traffic.requests)
-    return read + fetched + peer_cpu_s(traffic.peer, tls=setup.tls)
+    read = cluster.READ_S_PER_GB * (traffic.disk_read + traffic.memory) / 1e9
+    fetched = cluster.fetch_cpu_s(traffic.remote, traffic.requests)
+    return read + fetched + cluster.peer_cpu_s(traffic.peer, tls=setup.tls)
 
 
 def tier_seconds(setup: ClusterSetup, traffic: EpochTraffic) -> dict[Tier, float]:
@@ -279,8 +268,8 @@ def _connections_s(setup: ClusterSetup, traffic: EpochTraffic) -> float:
     tables that the first batches wait for come first, with fewer in flight."""
     others_s = (traffic.requests - traffic.opening) * setup.store_latency_s
     others_s += traffic.remote / setup.stream_bytes_per_s
-    opening_s = traffic.opening * setup.store_latency_s / (setup.ranks * OPENERS)
-    return opening_s + others_s / (setup.ranks * CONNECTIONS_A_RANK)
+    opening_s = traffic.opening * setup.store_latency_s / (setup.ranks * cluster.OPENERS)
+    return opening_s + others_s / (setup.ranks * cluster.CONNECTIONS_A_RANK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -412,8 +401,8 @@ def _ahead(setup: ClusterSetup, need: float) -> tuple[int, float]:
         return 0, 2 * batch
     mean_s = setup.request_s(REQUEST_BYTES)
     wanted = connections(need, request_bytes=REQUEST_BYTES, request_s=mean_s)
-    slow_s = TAIL * mean_s
-    most = CONNECTIONS_A_RANK * setup.gpus
+    slow_s = cluster.TAIL * mean_s
+    most = cluster.CONNECTIONS_A_RANK * setup.gpus
     # At least a batch, and a margin of three standard deviations of a batch's mean sample size.
     uneven = 1 + 3 * setup.spread / max(1.0, setup.global_batch / setup.nodes) ** 0.5
     ahead = need * ahead_s(mean_s=mean_s, slow_s=slow_s)
@@ -432,9 +421,9 @@ def _first_batch_s(setup: ClusterSetup, geometry: ShardGeometry) -> float:
     if setup.moved is None or not setup.peers:
         rate = min(rate, setup.store_bytes_per_s / setup.nodes)
     alone = min(setup.sample_bytes, REQUEST_BYTES)
-    rounds = max(1.0, size / alone / (setup.gpus * CONNECTIONS_A_RANK))
+    rounds = max(1.0, size / alone / (setup.gpus * cluster.CONNECTIONS_A_RANK))
     shards = min(geometry.open_shards, setup.global_batch) / setup.ranks
-    opened_s = setup.store_latency_s * math.ceil(shards / OPENERS)
+    opened_s = setup.store_latency_s * math.ceil(shards / cluster.OPENERS)
     answered_s = setup.global_batch * max(1.0, setup.sample_bytes / REQUEST_BYTES)
     answered_s /= setup.store_requests_per_s
     return opened_s + max(answered_s, size / rate, rounds * setup.request_s(alone)) + decode_s
@@ -447,9 +436,9 @@ def _epoch(setup: ClusterSetup, traffic: EpochTraffic, *, first_batch_s: float) 
     # A step follows the last bytes, as fetching precedes the first step.
     seconds = max(first_batch_s + tiers["model"], slowest + (step_s if first_batch_s else 0.0))
     # An epoch of a single step has nothing left without it.
-    counted, rest = (
-        ((steps - 1) * step_s, seconds - first_batch_s - step_s) if steps > 1 else (step_s, seconds)
-    )
+    counted, rest = step_s, seconds
+    if steps > 1:
+        counted, rest = (steps - 1) * step_s, seconds - first_batch_s - step_s
     au = min(100.0, 100 * counted / rest) if rest > 0 else 100.0
     return EpochForecast(
         seconds=seconds,
@@ -458,7 +447,7 @@ def _epoch(setup: ClusterSetup, traffic: EpochTraffic, *, first_batch_s: float) 
         tiers=tiers,
         traffic=traffic,
         cpu_s=decode_cpu_s(setup) + bytes_cpu_s(setup, traffic),
-        peer_cpu_s=peer_cpu_s(traffic.peer, tls=setup.tls),
+        peer_cpu_s=cluster.peer_cpu_s(traffic.peer, tls=setup.tls),
     )
 
 
@@ -466,7 +455,7 @@ _LEAST_GAIN = 1.02  # a change that gains less isn't listed
 _MOST_CHANGES = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SetupChange:
     """A change of a setup and its effect.
 
@@ -488,16 +477,8 @@ def changes(now: Forecast) -> list[SetupChange]:
     for words, then in _candidates(now):
         gain = now.seconds / then.seconds
         if gain >= _LEAST_GAIN:
-            found.append(
-                SetupChange(
-                    words=words,
-                    seconds=then.seconds,
-                    au_first=then.first.au,
-                    au_later=then.later.au,
-                    limit=then.main.limit,
-                    gain=gain,
-                )
-            )
+            au_first, au_later, limit = then.first.au, then.later.au, then.main.limit
+            found.append(SetupChange(words, then.seconds, au_first, au_later, limit, gain))
     return sorted(found, key=lambda change: -change.gain)[:_MOST_CHANGES]
 
 
@@ -519,18 +500,10 @@ def _candidates(now: Forecast) -> Iterator[tuple[str, Forecast]]:
 
 _RAISED: tuple[tuple[set[Tier], str, Callable[[float], str]], ...] = (
     ({"decode", "cores"}, "cores", "{} cores a node".format),
-    ({"disk"}, "nvme_bytes_per_s", lambda rate: f"local disks of {format_size(rate)}/s a node"),
-    ({"nic"}, "nic_bytes_per_s", lambda rate: f"a network of {rate * 8 / 1e9:.3g} Gb/s a node"),
-    (
-        {"remote"},
-        "store_bytes_per_s",
-        lambda rate: f"a store of {format_size(rate)}/s, for all nodes",
-    ),
-    (
-        {"requests"},
-        "store_requests_per_s",
-        "a store that answers {:,} requests/s (more prefixes)".format,
-    ),
+    ({"disk"}, "nvme_bytes_per_s", lambda n: f"local disks of {format_size(n)}/s a node"),
+    ({"nic"}, "nic_bytes_per_s", lambda n: f"a network of {n * 8 / 1e9:.3g} Gb/s a node"),
+    ({"remote"}, "store_bytes_per_s", lambda n: f"a store of {format_size(n)}/s, for all nodes"),
+    ({"requests"}, "store_requests_per_s", "a store of {:,} requests/s (more prefixes)".format),
 )
 """Figures of a setup that may be too low: the tiers that they limit, their fields, and the words
 for a higher one."""
@@ -540,7 +513,7 @@ def _changed_setups(now: Forecast) -> Iterator[tuple[str, ClusterSetup]]:
     """Yield changes, as (words, setup), that raise a limit of either kind of epoch."""
     setup = now.setup
     limits = {now.first.limit, now.later.limit} - {"model"}
-    wanted = node_set_bytes(setup, now.geometry) / (1 - MARGIN_SHARE) * 1.001
+    wanted = node_set_bytes(setup, now.geometry) / (1 - cluster.MARGIN_SHARE) * 1.001
     if not setup.is_local and now.kept < 1:
         words = f"NVMe of {format_size(wanted)} a node, so that its cache keeps all that it reads"
         yield words, replace(setup, nvme_bytes=wanted)
@@ -588,12 +561,10 @@ def unmet_utilisation(now: Forecast, *, au: float) -> str | None:
     if epoch.au >= au:
         return None
     which = "from epoch 2 on" if epoch is now.later else "in the one epoch"
-    slow = {tier: shortfall(epoch, tier) for tier in epoch.tiers}
-    slow = {tier: by for tier, by in slow.items() if by > max(1.0, au / 100)} or {
-        epoch.limit: shortfall(epoch, epoch.limit)
-    }
-    tiers = sorted(slow, key=lambda tier: -slow[tier])
-    names = "; ".join(f"{TIER_NAMES[tier]} ({slow[tier]:,.2f} x)" for tier in tiers)
+    least = max(1.0, au / 100)
+    by_tier = sorted(((shortfall(epoch, t), t) for t in epoch.tiers), key=lambda each: -each[0])
+    slow = [each for each in by_tier if each[0] > least] or by_tier[:1]
+    names = "; ".join(f"{TIER_NAMES[tier]} ({by:,.2f} x)" for by, tier in slow)
     problem = (
         f"An AU of {au:g} % can't be met: it is {epoch.au:.1f} % {which}. Too slow for the GPUs: "
         f"{names}."

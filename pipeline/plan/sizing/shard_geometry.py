@@ -10,29 +10,21 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from penstock.cache import ConfigError
 from penstock.cache.base import format_size
-from penstock.pipeline.plan.order import (
-    SAMPLES_PER_LANE,
-    default_lanes,
-    default_window,
-    most_lanes,
-    strands_and_window,
-)
+from penstock.pipeline.plan import order
+from penstock.pipeline.plan.order import SAMPLES_PER_LANE, default_lanes
 from penstock.pipeline.plan.order_costs import better_batch, readers_of
 from penstock.pipeline.plan.sizing.cluster import MARGIN_SHARE, check_count
 from penstock.pipeline.plan.windows import window_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from numpy.typing import NDArray
-
+    from penstock.pipeline.plan.lanes import Ints
     from penstock.pipeline.plan.mixture_plan import MixtureSettings
     from penstock.pipeline.plan.sizing.cluster import ClusterSetup
-    from penstock.readers import Contents, MixtureContents
+    from penstock.readers import MixtureContents
 
 SHARD_BYTES = 64 * 2**20
 """Size of a shard unless a job needs another one."""
@@ -76,7 +68,7 @@ def geometry_of(setup: ClusterSetup) -> ShardGeometry:
         )
         shards = _shards_of(setup.samples, setup.sample_bytes, size)
     lanes = default_lanes(setup.global_batch, shards)
-    window = default_window(
+    window = order.default_window(
         shards,
         lanes,
         global_batch=setup.global_batch,
@@ -84,15 +76,16 @@ def geometry_of(setup: ClusterSetup) -> ShardGeometry:
         shuffled=setup.shuffled,
         rows=setup.samples / shards,
     )
-    strands, rows = strands_and_window(
-        shards, setup.samples, shards=shards, lanes=lanes, window=window
+    samples = setup.samples
+    strands, rows = order.strands_and_window(
+        shards, samples, shards=shards, lanes=lanes, window=window
     )
     return ShardGeometry(
         shards=shards,
         shard_bytes=(setup.stored_bytes or setup.total_bytes) / shards,
         lanes=lanes,
         window=window,
-        open_shards=min(shards, shards / window_count(setup.samples // strands, rows)),
+        open_shards=min(shards, shards / window_count(samples // strands, rows)),
         readers=readers_of(shards, lanes=lanes, nodes=setup.nodes),
     )
 
@@ -120,7 +113,7 @@ def shard_bytes_for(samples: int, sample_bytes: float, *, nodes: int, global_bat
     return max(round(chosen), math.ceil(sample_bytes))
 
 
-def shards_for(*, nodes: int, global_batch: int) -> Callable[[NDArray[np.int64]], int]:
+def shards_for(*, nodes: int, global_batch: int) -> Callable[[Ints], int]:
     """Return a function for `pack(shard_bytes=)` from the samples' bytes, int64, shape (samples,),
     to `shard_bytes_for` the job. Raises ConfigError for an invalid job."""
     check_count("nodes", nodes)
@@ -131,7 +124,7 @@ def shards_for(*, nodes: int, global_batch: int) -> Callable[[NDArray[np.int64]]
             "nodes: each node needs at least one sample."
         )
 
-    def rule(sizes: NDArray[np.int64]) -> int:
+    def rule(sizes: Ints) -> int:
         samples = max(1, len(sizes))
         mean = max(1.0, float(sizes.sum()) / samples)
         return shard_bytes_for(samples, mean, nodes=nodes, global_batch=global_batch)
@@ -171,22 +164,19 @@ def readers_warning(
     """
     readers = readers_of(shards, lanes=lanes, nodes=nodes)
     is_costly = nodes >= _MANY_NODES and readers > _SOME_READERS
-    remedies = []
+    found = []
     better = step and better_batch(global_batch, shards, nodes=nodes, step=step)
     if better:
         most = default_lanes(better, shards)
         then = readers_of(shards, lanes=most, nodes=nodes)
-        remedies.append(
-            f"a batch of {better:,} has more divisors: {most} lanes, {then:.2f} readers"
-        )
+        found.append(f"a batch of {better:,} has more divisors: {most} lanes, {then:.2f} readers")
     elif is_costly:
-        divisors = (
-            n for n in range(1, most_lanes(global_batch, shards) + 1) if not global_batch % n
-        )
+        most = order.most_lanes(global_batch, shards)
+        divisors = (n for n in range(1, most + 1) if not global_batch % n)
         best = min(divisors, key=lambda n: (readers_of(shards, lanes=n, nodes=nodes), -n))
         then = readers_of(shards, lanes=best, nodes=nodes)
         if then < readers / 1.05:
-            remedies.append(f"with order=Order(lanes={best}) it would be {then:.2f}")
+            found.append(f"with order=Order(lanes={best}) it would be {then:.2f}")
     if step and samples and (is_costly or readers >= _MANY_READERS):
         mean = max(1.0, total_bytes / samples)
         size = shard_bytes_for(samples, mean, nodes=nodes, global_batch=global_batch)
@@ -194,15 +184,15 @@ def readers_warning(
         then = readers_of(smaller, lanes=default_lanes(global_batch, smaller), nodes=nodes)
         is_better = then <= max(MOST_READERS, readers / _FEWER)
         if is_better and (readers - 1) * total_bytes >= LEAST_BYTES:
-            remedies.append(
+            found.append(
                 f"with {smaller:,} shards of {format_size(size)} it would be {then:.2f}: "
                 f"`penstock pack --for-nodes {nodes} --for-batch {global_batch}`"
             )
     if is_costly and global_batch < SAMPLES_PER_LANE * nodes:
-        remedies.append(f"a batch needs {SAMPLES_PER_LANE} samples a node or more")
-    if not remedies and not is_costly:
+        found.append(f"a batch needs {SAMPLES_PER_LANE} samples a node or more")
+    if not found and not is_costly:
         return None
-    text = "; ".join(remedies)
+    text = "; ".join(found)
     return (
         f"Each of {shards:,} shards is read by {readers:.2f} of the {nodes} nodes on average (a "
         f"batch of {global_batch:,}, lanes={lanes}): they fetch and keep {readers:.2f} times the "
@@ -233,37 +223,18 @@ def mixture_reads(
     some of another part, so that later epochs read new bytes. Shards are fetched whole: a part that
     has delivered a share of its samples has opened as many windows.
     """
-    stream = own.stream(mixture)
-    windows = [
-        _windows(part, lanes, window)
-        for part, lanes, window in zip(mixture.parts, own.lanes, own.windows, strict=True)
-    ]
+    stream, parts = own.stream(mixture), mixture.parts
+    each = zip(parts, own.lanes, own.windows, strict=True)
+    windows = [order.windows_of(part, lanes=n, window=w) for part, n, w in each]
 
-    def read(count: int) -> float:
-        counts = stream.counts(count * own.samples).tolist()
-        return _read_bytes(mixture.parts, windows, counts)
+    def read(epochs: int) -> float:
+        total, counts = 0.0, stream.counts(epochs * own.samples).tolist()
+        for part, number, count in zip(parts, windows, counts, strict=True):
+            if count:
+                # The last window is half-way through on average, as borders are shifted.
+                share = count / part.samples + 0.5 / number
+                total += float(part.shard_bytes.sum()) * min(1.0, max(share, 1 / number))
+        return total
 
     first = read(1)
     return first, (read(epochs) - first) / (epochs - 1) if epochs > 1 else 0.0
-
-
-def _windows(part: Contents, lanes: int, window: int) -> int:
-    """Return the number of windows of each strand of a part."""
-    shards = int(np.count_nonzero(part.sizes))
-    units = shards if part.units is None else sum(map(len, part.units))
-    strands, rows = strands_and_window(
-        units, part.samples, shards=shards, lanes=lanes, window=window
-    )
-    return window_count(part.samples // strands, rows)
-
-
-def _read_bytes(parts: Sequence[Contents], windows: Sequence[int], counts: Sequence[int]) -> float:
-    """Return the bytes of the shards of all windows that were opened. counts: samples of each part
-    so far."""
-    total = 0.0
-    for part, number, count in zip(parts, windows, counts, strict=True):
-        if count:
-            # The last window is half-way through on average, as borders are shifted.
-            share = count / part.samples + 0.5 / number
-            total += float(part.shard_bytes.sum()) * min(1.0, max(share, 1 / number))
-    return total

@@ -50,9 +50,7 @@ def test_nodes_of_a_split_model_that_read_the_same_are_one_share() -> None:
     assert held[:, 0].tolist() == [1 + 3, 5 + 7]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"rank": 0, "cache": "a", "goes_on": "", "held": "AAAA"}']
-)
+@pytest.mark.parametrize("text", ["", "[]", "{}", "3", '[0, "a", ""]', '[0, "a", "", "AAAA"]'])
 def test_a_word_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(PlanError):
         ProcessReport.parse(text, groups=GROUPS)

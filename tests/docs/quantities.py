@@ -235,9 +235,9 @@ LIMITS = (
     ),
     # packs
     limit("howto/packs.md", "{:.0f} MiB", "readers.packing.pack_sources:WINDOW_BYTES", MIB),
-    limit("howto/packs.md", "{:.0f} KiB", f"{PACKS}.pack_columns:_MAX_SCHEMA_BYTES", KIB),
-    limit("howto/packs.md", "{:.0f} MiB", f"{PACKS}.pack_forms:_BLOCK_BYTES", MIB),
-    limit("howto/packs.md", "{} bytes", f"{PACKS}.pack_forms:_LEAST_ROW_BYTES"),
+    limit("reference/packs.md", "{:.0f} KiB", f"{PACKS}.pack_columns:_MAX_SCHEMA_BYTES", KIB),
+    limit("reference/packs.md", "{:.0f} MiB", f"{PACKS}.pack_forms:_BLOCK_BYTES", MIB),
+    limit("reference/packs.md", "{} bytes", f"{PACKS}.pack_forms:_LEAST_ROW_BYTES"),
     limit("howto/packs.md", "{:.0f} s", f"{SHARED}:SILENT_S"),
     limit("howto/packs.md", "{:.0f} MiB", f"{SHARED}:MOST_PIECES_BYTES", MIB),
     limit("howto/packs.md", "{:.0f} MiB", f"{SHARED}:MOST_OWN_BYTES", MIB),

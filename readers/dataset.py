@@ -167,6 +167,7 @@ class Dataset(Source):
     def _set(self, arguments: _Arguments) -> None:
         self._arguments, self._description = arguments, arguments.description
         self.url = show(self._description.url)
+        self.is_one_url = not isinstance(self._description.url, list | tuple)
         self._naming = PLAIN
         self._fields = arguments.names
         self._scratch = Scratch(self._description.cache)

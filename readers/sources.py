@@ -323,11 +323,13 @@ class Source(ABC):
     sample's name and draws don't change. A concatenation numbers the samples of the first part,
     then those of the second, and so on. Several threads may read.
 
-    url: for messages. part_of: fingerprint of the source from which this was selected; None if it
-    is no selection.
+    url: for messages. is_one_url: it is the address of all data, which a command can take; not so
+    for a list of URLs or several datasets. part_of: fingerprint of the source from which this was
+    selected; None if it is no selection.
     """
 
     url: str
+    is_one_url: bool = False
     part_of: str | None = None
     _chunks: tuple[DecodedChunks, ...] = ()
 
@@ -957,7 +959,7 @@ class Selection(View):
     def __init__(self, base: Source, places: Ints, fingerprint: str) -> None:
         """places: positions of the samples among all of base, int64, ascending. fingerprint: of the
         base from which they were chosen."""
-        self.url, self.bases = base.url, (base,)
+        self.url, self.is_one_url, self.bases = base.url, base.is_one_url, (base,)
         self._base, self._places = base, places
         self.part_of = self._fingerprint = fingerprint
 

@@ -139,7 +139,7 @@ class WholeSamples(View):
     `close()` closes that source."""
 
     def __init__(self, source: Source) -> None:
-        self.url, self.bases = source.url, (source,)
+        self.url, self.is_one_url, self.bases = source.url, source.is_one_url, (source,)
         self._source = source
 
     def __len__(self) -> int:

@@ -13,11 +13,12 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import re
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
+
+from penstock.pipeline.report import texts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,24 +49,12 @@ def command(
         run = _with_options(function)
         to.command(
             words.split()[-1],
-            help=_documented(function)[0],
+            help=texts_of(function)[0],
             epilog="\n\n".join(("[bold]Examples[/bold]", *examples)),
         )(run)
         return run
 
     return register
-
-
-_OPTION = re.compile(r"^(\w+): ", re.MULTILINE)
-
-
-def _documented(of: object) -> tuple[str, dict[str, str]]:
-    """Return the help in a docstring, and the help of each option by its name."""
-    help, *options = _OPTION.split(inspect.getdoc(of) or "")
-    texts = (" ".join(text.split()) for text in options[1::2])
-    # Help breaks lines by the terminal, and typer breaks examples at blank lines.
-    paragraphs = (" ".join(one.split()) for one in help.strip().split("\n\n"))
-    return "\n\n".join(paragraphs), dict(zip(options[::2], texts, strict=True))
 
 
 def _with_help(hint: Any, help: str | None, panel: str | None = None) -> Any:
@@ -83,7 +72,7 @@ def _options_of(group: Any) -> dict[str, inspect.Parameter]:
     hints = get_type_hints(group, include_extras=True)
     helps: dict[str, str] = {}
     for each in filter(is_dataclass, reversed(group.__mro__)):
-        helps |= _documented(each)[1]
+        helps |= texts_of(each)[1]
     panel = getattr(group, "panel", None)
     return {
         each.name: inspect.Parameter(
@@ -102,7 +91,7 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
 
     A parameter of the function replaces the option of the same name.
     """
-    signature, helps = inspect.signature(function, eval_str=True), _documented(function)[1]
+    signature, helps = inspect.signature(function, eval_str=True), texts_of(function)[1]
     groups: dict[str, Any] = {}
     members: dict[str, list[str]] = {}
     options: list[inspect.Parameter] = []

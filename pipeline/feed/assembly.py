@@ -143,7 +143,7 @@ def _build(
         decode_threads=threads,
         device=str(options.device),
         usable_cores=cores,
-        url=dataset.url,
+        url=dataset.url if dataset.is_one_url else "",
         shards=partial(_shard_figures, dataset),
         output=image.shape[1:] if image is not None and image.is_fixed else None,
         decodes=image is not None,
@@ -347,6 +347,7 @@ def _shard_figures(dataset: Source) -> ShardFigures:
         count=shards,
         mean_bytes=float(contents.shard_bytes.sum()) / max(1, shards),
         are_files=contents.is_file_per_sample and not dataset.chunks,
+        fields=len(dataset.fields),
     )
 
 

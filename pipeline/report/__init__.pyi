@@ -1,6 +1,7 @@
 from . import probes as probes
 from .bad_sample_file import QuarantineFile as QuarantineFile
 from .diagnosis import Diagnosis as Diagnosis, ceiling_of as ceiling_of, diagnose as diagnose
+from .docstring_texts import texts_of as texts_of
 from .job_statistics import JobStatistics as JobStatistics, MOST_TEXT as MOST_TEXT
 from .job_statistics import RankWaits as RankWaits, WAITS_OF_STATISTICS as WAITS_OF_STATISTICS
 from .meter import Meter as Meter

@@ -184,7 +184,8 @@ def diagnose(facts: LoaderFacts) -> Diagnosis:
             limit=limit, verdict="Too early to judge: fewer than two batches were delivered."
         )
     kind, found = LIMITS[limit], ceiling_of(limit, facts.ceilings)
-    change = max(kind.changes(facts), key=lambda each: (each.is_anomaly, each.factor or 0.0))
+    changes = [change for propose in kind.changes if (change := propose(facts)) is not None]
+    change = max(changes, key=lambda each: (each.is_anomaly, each.factor or 0.0))
     rate, assumes, basis = predict(change, limit, facts)
     of_ceiling = None if found is None else facts.samples_per_s / found[1].samples_per_s
     if limit in ("model", "python"):
@@ -225,7 +226,7 @@ def _describe_waits(limit: Limit, facts: LoaderFacts) -> str:
         setup = ", read in the training process"
         if facts.workers:
             setup = f", read with {facts.workers} workers"
-    elif facts.device.startswith("cuda"):
+    elif facts.on_gpu:
         setup = " on the GPU"
     else:
         threads = facts.decode_threads

@@ -4,20 +4,24 @@ A gain follows from the run's own figures. It is a factor on the run's rate, fro
 the removal of the whole stage (`removes`), which leaves the other stages; or unknown. If a change
 addresses something unusual (a slow core, progressive JPEGs, tiny shards, a small cache), the
 diagnosis names that as the cause.
+
+A change is one function. Its docstring has the change's texts, with the facts as `f`; the function
+returns the values that they name, or None if the change wouldn't help.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.base import format_size
+from penstock.pipeline.report.docstring_texts import texts_of
 from penstock.pipeline.report.run_facts import SLOW_CORE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from penstock.pipeline.report.run_facts import Cause, ImageFigures, Limit, LoaderFacts, Stage
+    from penstock.pipeline.report.run_facts import Cause, Limit, LoaderFacts, Stage
 
 # A change that gains less isn't worth mentioning.
 LEAST_GAIN = 1.15
@@ -35,7 +39,7 @@ class Change:
 
     cause: Cause
     why: str = ""
-    advice: str
+    advice: str = ""
     factor: float | None = None
     removes: bool = False
     basis: str = ""
@@ -43,37 +47,67 @@ class Change:
     is_anomaly: bool = False
 
 
-_STORE_RESULTS = (
-    "store its results and read those instead: a column of a table, or .npy files next to the "
-    "data, then `penstock pack`"
-)
+Propose = Callable[["LoaderFacts"], Change | None]
+Values = dict[str, Any]
+_FIELDS = frozenset(field.name for field in fields(Change))
 
 
-def map_changes(facts: LoaderFacts) -> Iterator[Change]:
-    """Propose the first of the remedies for a slow Map that isn't in use yet."""
-    slowest = facts.map
-    assert slowest is not None
-    share = min(1.0, slowest.seconds / facts.load_s) if facts.load_s else 1.0
-    each_ms = 1e3 * slowest.seconds / max(facts.samples, 1)
-    cores, processes = facts.usable_cores, slowest.processes
-    batched = "" if slowest.batched else ", batched=True if it can take many samples at once"
-    is_short = 0 < processes < cores
-    where, advice = f"by {processes} processes on {cores} cores", f"Do it once{batched}: "
+def _change(
+    cause: Cause, **given: Any
+) -> Callable[[Callable[[LoaderFacts], Values | None]], Propose]:
+    """Make a change of a function that returns the values of its texts.
+
+    The function's docstring is `why`; its lines `advice:`, `basis:` and `assumes:` are those texts.
+    given: other fields of the change. A returned value that is named as a field replaces it.
+    """
+
+    def decorate(find: Callable[[LoaderFacts], Values | None]) -> Propose:
+        why, texts = texts_of(find)
+        texts["why"] = why
+
+        def propose(f: LoaderFacts) -> Change | None:
+            values = find(f)
+            if values is None:
+                return None
+            filled = {n: text.format(f=f, **values) for n, text in texts.items() if n not in values}
+            own = {name: value for name, value in values.items() if name in _FIELDS}
+            return Change(**{"cause": cause, **given, **filled, **own})
+
+        return propose
+
+    return decorate
+
+
+# --- the user's function, augmenting and decoding -------------------------------------------------
+
+
+@_change("slow-map")
+def _slow_map(f: LoaderFacts) -> Values:
+    """{f.map.name} takes {share:.0%} of the time for reading: {each_ms:.2g} ms a sample, {where}.
+
+    advice: {advised}store its results and read those instead: a column of a table, or .npy files
+        next to the data, then `penstock pack`.
+    """
+    assert f.map is not None
+    cores, processes = f.usable_cores, f.map.processes
+    batched = "" if f.map.batched else ", batched=True if it can take many samples at once"
+    values: Values = {
+        "share": min(1.0, f.map.seconds / f.load_s) if f.load_s else 1.0,
+        "each_ms": 1e3 * f.map.seconds / max(f.samples, 1),
+        "where": f"by {processes} processes on {cores} cores",
+        "advised": f"Do it once{batched}: ",
+    }
     if not processes:
-        where = "in the reading threads"
-        advice = f"processes={max(2, cores)} would call it in processes of its own{batched}; or "
-    elif is_short:
-        where = f"by {processes} processes; {cores} cores are usable"
-        advice = f"processes={cores} would help{batched}; or "
-    yield Change(
-        cause="slow-map",
-        why=f"{slowest.name} takes {share:.0%} of the time for reading: {each_ms:.2g} ms a sample, "
-        f"{where}.",
-        advice=f"{advice}{_STORE_RESULTS}.",
-        factor=cores / processes if is_short else None,
-        basis=f"{cores} cores for {processes}" if is_short else "",
-        assumes="the function computes, and the cores are free" if is_short else "",
-    )
+        own = f"processes={max(2, cores)} would call it in processes of its own{batched}; or "
+        return values | {"where": "in the reading threads", "advised": own}
+    if processes >= cores:
+        return values
+    return values | {
+        "advised": f"processes={cores} would help{batched}; or ",
+        "factor": cores / processes,
+        "basis": f"{cores} cores for {processes}",
+        "assumes": "the function computes, and the cores are free",
+    }
 
 
 # A smaller share of progressive images isn't reported unless their cost was measured.
@@ -83,146 +117,116 @@ _MANY_PROGRESSIVE = 0.1
 OVERSIZED = 4.0
 
 
-def augment_changes(facts: LoaderFacts) -> Iterator[Change]:
-    """Propose changes if augmenting is the larger part of the work."""
-    share = facts.ceilings.decode_share if facts.ceilings is not None else None
-    yield Change(
-        cause="slow-augment",
-        why="" if share is None else f"Decoding is only {share:.0%} of the work.",
-        advice='Cheaper operations after the crop in augment=, or device="cuda" for them, would '
-        "help.",
-        factor=1 / share if share else None,
-        basis="" if share is None else f"decoding is {share:.0%} of the work, measured",
-        assumes="no other operation is left",
-    )
-    yield from _slow_core(facts)
-    yield from _more_threads(facts)
+@_change("slow-augment", assumes="no other operation is left")
+def _slow_augment(f: LoaderFacts) -> Values:
+    """Decoding is only {share:.0%} of the work.
 
-
-def decode_changes(facts: LoaderFacts) -> Iterator[Change]:
-    """Propose changes if decoding is the larger part of the work."""
-    share = facts.ceilings.decode_share if facts.ceilings is not None else None
-    if facts.images is not None and facts.images.seen:
-        yield from _progressive(facts, facts.images, share)
-        yield from _smaller(facts, facts.images, share)
-    yield from _slow_core(facts)
-    yield from _more_threads(facts)
-    yield Change(
-        cause="slow-decode",
-        advice="Smaller images or a smaller crop would help."
-        if facts.device.startswith("cuda")
-        else 'More cores for this rank (num_workers=), device="cuda", or smaller images would '
-        "help.",
-    )
-
-
-def _more_threads(facts: LoaderFacts) -> Iterator[Change]:
-    if facts.device.startswith("cuda") or facts.decode_threads >= facts.usable_cores:
-        return
-    yield Change(
-        cause="slow-decode",
-        why=f"{facts.usable_cores} cores are usable.",
-        advice=f"num_workers={facts.usable_cores} would help.",
-        factor=facts.usable_cores / facts.decode_threads,
-        basis=f"{facts.usable_cores} cores for {facts.decode_threads}",
-        assumes="threads share the work evenly and the cores are free",
-    )
-
-
-def _of_decoding(share: float | None) -> tuple[str, str]:
-    """Return the basis of a gain by faster decoding, which is a share of the work, and what it
-    assumes if that wasn't measured."""
-    if share is None:
-        unknown = "at most: the time for augmenting wasn't measured"
-        return unknown, "decoding is all of the work and "
-    return f"decoding is {share:.0%} of the work, measured", ""
-
-
-def _speedup(time_share: float, *, of_work: float | None) -> float:
-    """Return the gain if the part `of_work` of the time shrinks to `time_share` of itself.
-
-    This is Amdahl's law (Validity of the single processor approach, AFIPS 1967).
+    advice: Cheaper operations after the crop in augment=, or device="cuda" for them, would help.
+    basis: decoding is {share:.0%} of the work, measured
     """
-    part = 1.0 if of_work is None else of_work
-    return 1 / (1 - part + part * time_share)
+    share = f.decode_share
+    return {"share": share, "factor": 1 / share} if share else {"why": "", "basis": ""}
 
 
-def _progressive(facts: LoaderFacts, images: ImageFigures, share: float | None) -> Iterator[Change]:
-    measured = facts.ceilings.progressive if facts.ceilings is not None else None
-    finding = (
-        f"{images.progressive:.0%} of the images are progressive JPEGs ({images.seen} inspected), "
-        "which take"
-    )
-    change = Change(
-        cause="progressive",
-        why=f"{finding} longer to decode than baseline ones; `penstock bench` measures how much "
-        "longer.",
-        advice=f"`penstock pack {facts.source} DST --baseline` rewrites them without loss.",
-        is_anomaly=True,
-    )
-    if measured is None:
-        if images.progressive >= _MANY_PROGRESSIVE:
-            yield change
-        return
-    cost = 1 + images.progressive * (measured.times - 1)
-    factor = _speedup(1 / cost, of_work=share)
-    if factor < LEAST_GAIN:
-        return
-    part, assumes = _of_decoding(share)
-    baseline = "the same images as baseline ones" if measured.of_twins else "the baseline ones"
-    yield replace(
-        change,
-        why=f"{finding} {measured.times:.2g} times as long to decode as {baseline} "
-        f"({measured.images} measured).",
-        factor=factor,
-        basis=f"{measured.times:.2g} times for each of them, measured; {part}",
-        assumes=f"{assumes}the other images are like those inspected",
-    )
+@_change("slow-decode")
+def _slow_decode(f: LoaderFacts) -> Values:
+    """advice: More cores for this rank (num_workers=), device="cuda", or smaller images would
+    help.
+    """
+    return {"advice": "Smaller images or a smaller crop would help."} if f.on_gpu else {}
 
 
-def _smaller(facts: LoaderFacts, images: ImageFigures, share: float | None) -> Iterator[Change]:
-    ratio = images.mean_pixels / images.mean_short_pixels
-    factor = _speedup(1 / ratio, of_work=share)
-    if factor < LEAST_GAIN:
-        return
-    is_oversized = ratio >= OVERSIZED
-    kind = "oversized" if is_oversized else "larger than needed"
-    part, assumes = _of_decoding(share)
-    yield Change(
-        cause="oversized" if is_oversized else "slow-decode",
-        why=f"The images are {kind}: {images.mean_pixels / 1e6:.2g} megapixels on average "
-        f"({images.seen} inspected) for an output of {images.out_short} pixels.",
-        advice=f"`penstock pack {facts.source} DST --short-side {images.pack_short}` keeps "
-        "the detail that a crop of that size can show.",
-        factor=factor,
-        basis=f"{ratio:.2g} times fewer pixels; {part}",
-        assumes=f"{assumes}the time to decode is proportional to the pixels",
-        is_anomaly=is_oversized,
-    )
+@_change("slow-decode", assumes="threads share the work evenly and the cores are free")
+def _more_threads(f: LoaderFacts) -> Values | None:
+    """{f.usable_cores} cores are usable.
+
+    advice: num_workers={f.usable_cores} would help.
+    basis: {f.usable_cores} cores for {f.decode_threads}
+    """
+    if f.on_gpu or f.decode_threads >= f.usable_cores:
+        return None
+    return {"factor": f.usable_cores / f.decode_threads}
 
 
-def _slow_core(facts: LoaderFacts) -> Iterator[Change]:
-    """Propose to free a slow core, if the decode threads have no other cores to use."""
-    if facts.cores is None or facts.device.startswith("cuda"):
-        return
-    speeds = facts.cores.speeds
-    threads = min(facts.decode_threads, len(speeds))
-    factor = threads / min(sum(speeds), threads)
+def _faster_decoding(f: LoaderFacts, time_share: float) -> Values:
+    """Return the gain if decoding takes `time_share` of its time, by Amdahl's law (Validity of the
+    single processor approach, AFIPS 1967), and on what it is based."""
+    share = 1.0 if f.decode_share is None else f.decode_share
+    factor = 1 / (1 - share + share * time_share)
+    if f.decode_share is not None:
+        part = f"decoding is {share:.0%} of the work, measured"
+        return {"factor": factor, "part": part, "assumed": ""}
+    part = "at most: the time for augmenting wasn't measured"
+    return {"factor": factor, "part": part, "assumed": "decoding is all of the work and "}
+
+
+@_change("progressive", is_anomaly=True)
+def _progressive(f: LoaderFacts) -> Values | None:
+    """{f.images.progressive:.0%} of the images are progressive JPEGs ({f.images.seen} inspected),
+    which take {longer}.
+
+    advice: `penstock pack {f.source} DST --baseline` rewrites them without loss.
+    basis: {cost.times:.2g} times for each of them, measured; {part}
+    assumes: {assumed}the other images are like those inspected
+    """
+    if f.images is None:
+        return None
+    cost = f.ceilings.progressive if f.ceilings is not None else None
+    if cost is None:
+        longer = "longer to decode than baseline ones; `penstock bench` measures how much longer"
+        is_many = f.images.progressive >= _MANY_PROGRESSIVE
+        return {"longer": longer, "basis": "", "assumes": ""} if is_many else None
+    gain = _faster_decoding(f, 1 / (1 + f.images.progressive * (cost.times - 1)))
+    if gain["factor"] < LEAST_GAIN:
+        return None
+    baseline = "the same images as baseline ones" if cost.of_twins else "the baseline ones"
+    longer = f"{cost.times:.2g} times as long to decode as {baseline} ({cost.images} measured)"
+    return {**gain, "cost": cost, "longer": longer}
+
+
+@_change("oversized")
+def _smaller(f: LoaderFacts) -> Values | None:
+    """The images are {kind}: {megapixels:.2g} megapixels on average ({f.images.seen} inspected) for
+    an output of {f.images.out_short} pixels.
+
+    advice: `penstock pack {f.source} DST --short-side {f.images.pack_short}` keeps the detail that
+        a crop of that size can show.
+    basis: {ratio:.2g} times fewer pixels; {part}
+    assumes: {assumed}the time to decode is proportional to the pixels
+    """
+    if f.images is None:
+        return None
+    ratio = f.images.mean_pixels / f.images.mean_short_pixels
+    gain = _faster_decoding(f, 1 / ratio)
+    if gain["factor"] < LEAST_GAIN:
+        return None
+    values = {**gain, "ratio": ratio, "megapixels": f.images.mean_pixels / 1e6}
+    if ratio >= OVERSIZED:
+        return {**values, "kind": "oversized", "is_anomaly": True}
+    return {**values, "kind": "larger than needed", "cause": "slow-decode"}
+
+
+@_change("slow-core", is_anomaly=True, assumes="all cores are then as fast as the fastest")
+def _slow_core(f: LoaderFacts) -> Values | None:
+    """Core {number} is slow: it does {speed:.0%} of the fastest core's work in the same time.
+
+    advice: Stop or move the other programs on it (`ps -eLo psr,pid,pcpu,comm` lists the core of
+        each thread).
+    basis: {cores} cores do the work of {work:.1f}, measured
+    """
+    if f.cores is None or f.on_gpu:
+        return None
+    speeds, work = f.cores.speeds, sum(f.cores.speeds)
+    # The decode threads have no other cores to use.
+    threads = min(f.decode_threads, len(speeds))
+    factor = threads / min(work, threads)
     if factor < LEAST_GAIN or min(speeds) >= SLOW_CORE:
-        return
-    speed, number = min(zip(speeds, facts.cores.numbers, strict=True))
-    yield Change(
-        cause="slow-core",
-        why=f"Core {number} is slow: it does {speed:.0%} of the fastest core's work in the same "
-        "time.",
-        advice="Stop or move the other programs on it (`ps -eLo psr,pid,pcpu,comm` lists the core "
-        "of each thread).",
-        factor=factor,
-        basis=f"{len(speeds)} cores do the work of {sum(speeds):.1f}, measured",
-        assumes="all cores are then as fast as the fastest",
-        is_anomaly=True,
-    )
+        return None
+    speed, number = min(zip(speeds, f.cores.numbers, strict=True))
+    return {"factor": factor, "speed": speed, "number": number, "cores": len(speeds), "work": work}
 
+
+# --- reading and fetching -------------------------------------------------------------------------
 
 # If the store throttles more than this share of the requests, its limits are the cause.
 _THROTTLED_SHARE = 0.05
@@ -242,12 +246,8 @@ _LEAST_DISK_BYTES_PER_S = 1 << 18
 # Reading threads that sleep longer than this per sample wait, even if the system counts no bytes
 # (it doesn't count those of all network file systems). Threads that share cores sleep less.
 _LONG_SLEEP_S = 0.5e-3
-_OTHERS = "the rates of the other stages alone"
-_NO_FETCHING: dict[str, Any] = {
-    "removes": True,
-    "basis": _OTHERS,
-    "assumes": "nothing has to be fetched any more",
-}
+_REMOVES: dict[str, Any] = {"removes": True, "basis": "the rates of the other stages alone"}
+_NO_FETCHING = _REMOVES | {"assumes": "nothing has to be fetched any more"}
 
 
 def reads_compute(facts: LoaderFacts) -> bool:
@@ -280,237 +280,274 @@ def _decoded(facts: LoaderFacts) -> int:
     return 0 if facts.chunks is None else facts.chunks.counts.decoded_bytes
 
 
-def disk_changes(facts: LoaderFacts) -> Iterator[Change]:
-    """Propose changes if batches wait for local samples."""
-    waits = waits_for_disk(facts)
-    if waits and facts.shards is not None and not facts.shards.are_files:
-        yield from _tiny_shards(facts)
-    yield from _decoded_again(facts)
-    # The cache stores a remote folder in blobs of many samples.
-    are_files = facts.shards is not None and facts.shards.are_files and facts.remote is None
-    are_files &= facts.bytes_read > 0 or facts.disk_bytes is None  # labels come from the index
-    pack = f"A pack (`penstock pack {facts.source} DST`)"
-    if not waits:
-        advice = "Larger batches or fewer fields (`fields=`) take less time per sample."
-        if are_files:
-            advice = f"{pack} has no files to open for each sample."
-        elif _decoded(facts):
-            advice = "Chunks that are smaller or faster to decode would help."
-        yield Change(cause="slow-read", why=_describe_reading(facts), advice=advice)
-        return
-    pack = f"{pack} on a local NVMe would help."
-    yield Change(
-        cause="slow-disk",
-        why="The samples are single files." if are_files else "",
-        advice=pack
-        if facts.shards is None or are_files
-        else "A local NVMe for it (or `cache=DiskCache(...)` there), or memory for all of its "
-        "bytes, would help.",
-        removes=True,
-        basis=_OTHERS,
-        assumes="reading then takes no time",
-    )
+def _are_files(f: LoaderFacts) -> bool:
+    """Return True if a file is opened for each sample. The cache stores a remote folder in blobs of
+    many samples, and labels come from the index."""
+    are_files = f.shards is not None and f.shards.are_files and f.remote is None
+    return are_files and (f.bytes_read > 0 or f.disk_bytes is None)
 
 
-def _describe_reading(facts: LoaderFacts) -> str:
-    """Describe the cost of reading that doesn't wait for a disk."""
-    each_us = 1e6 * facts.read_s / max(facts.samples, 1)
-    text = f"It isn't the disk: reading and checking takes {each_us:.2g} us of a core per sample"
-    if decoded := _decoded(facts):
-        rate = decoded / max(facts.step_s + facts.wait_s, 1e-9) / 1e6
-        text += f", and {format_size(decoded)} of chunks were decoded, {rate:,.2g} MB/s"
-    if facts.disk_bytes is not None and not reads_compute(facts):
-        text += f"; the system counted {format_size(facts.disk_bytes)} read from disks meanwhile"
-    return f"{text}."
+@_change("slow-read")
+def _slow_read(f: LoaderFacts) -> Values | None:
+    """It isn't the disk: reading and checking takes {each_us:.2g} us of a core per
+    sample{chunks}{disk}.
+
+    advice: Larger batches{fewer} take less time per sample.
+    """
+    if waits_for_disk(f):
+        return None
+    several = f.shards is None or f.shards.fields != 1
+    values = {
+        "each_us": 1e6 * f.read_s / max(f.samples, 1),
+        "fewer": " or fewer fields (`fields=`)" if several else "",
+        "chunks": "",
+        "disk": "",
+    }
+    if f.disk_bytes is not None and not reads_compute(f):
+        disk = format_size(f.disk_bytes)
+        values["disk"] = f"; the system counted {disk} read from disks meanwhile"
+    if decoded := _decoded(f):
+        rate = decoded / max(f.step_s + f.wait_s, 1e-9) / 1e6
+        values["chunks"] = f", and {format_size(decoded)} of chunks were decoded, {rate:,.2g} MB/s"
+        values["advice"] = "Chunks that are smaller or faster to decode would help."
+    if _are_files(f):
+        values["advice"] = f"{_a_pack(f)} has no files to open for each sample."
+    return values
 
 
-def _decoded_again(facts: LoaderFacts) -> Iterator[Change]:
-    """Propose changes if chunks are decoded again because there is no room to keep them."""
-    chunks = facts.chunks
+def _a_pack(f: LoaderFacts) -> str:
+    return f"A pack (`penstock pack {f.source} DST`)"
+
+
+@_change("slow-disk", **_REMOVES, assumes="reading then takes no time")
+def _slow_disk(f: LoaderFacts) -> Values | None:
+    """advice: A local NVMe for it (or `cache=DiskCache(...)` there), or memory for all of its
+    bytes, would help.
+    """
+    if not waits_for_disk(f):
+        return None
+    why = "The samples are single files." if _are_files(f) else ""
+    if f.shards is None or _are_files(f):
+        return {"why": why, "advice": f"{_a_pack(f)} on a local NVMe would help."}
+    return {}
+
+
+@_change(
+    "decoded-again",
+    is_anomaly=True,
+    basis="bytes decoded over bytes delivered, counted",
+    assumes="reading does nothing but decode chunks",
+)
+def _decoded_again(f: LoaderFacts) -> Values | None:
+    """{factor:.2g} x the delivered bytes were decoded: this rank's windows have
+    {f.chunks.open_chunks:.0f} chunks of {chunk}, and {memory} of memory{folder} keep them.
+
+    advice: Dataset(decoded_bytes="{needed}MiB"){cache}{window} would end that.
+    """
+    chunks = f.chunks
     if chunks is None or not chunks.counts.again or chunks.counts.ratio < _DECODED_AGAIN:
-        return
-    counts = chunks.counts
-    needed = chunks.open_chunks * chunks.mean_bytes
-    kept = counts.max_bytes + counts.most_disk_bytes
-    files = (
-        f" and {format_size(counts.most_disk_bytes)} of the cache folder"
-        if counts.most_disk_bytes
-        else ""
-    )
-    advice = f'Dataset(decoded_bytes="{-(-needed // 2**20):.0f}MiB")'
-    if not chunks.file_bytes:
-        advice += ", a cache=DiskCache(...) for the chunks that memory can't keep,"
-    smaller = int(chunks.window * kept / max(needed, 1))
-    advice += f" or order=Order(window={max(1, smaller)})" if smaller < chunks.window else ""
-    yield Change(
-        cause="decoded-again",
-        why=f"{counts.ratio:.2g} x the delivered bytes were decoded: this rank's windows have "
-        f"{chunks.open_chunks:.0f} chunks of {format_size(chunks.mean_bytes)}, and "
-        f"{format_size(counts.max_bytes)} of memory{files} keep them.",
-        advice=f"{advice} would end that.",
-        factor=counts.ratio,
-        basis="bytes decoded over bytes delivered, counted",
-        assumes="reading does nothing but decode chunks",
-        is_anomaly=True,
+        return None
+    counts, needed = chunks.counts, chunks.open_chunks * chunks.mean_bytes
+    on_disk = counts.most_disk_bytes
+    smaller = int(chunks.window * (counts.max_bytes + on_disk) / max(needed, 1))
+    cache = ", a cache=DiskCache(...) for the chunks that memory can't keep,"
+    window = f" or order=Order(window={max(1, smaller)})"
+    return {
+        "factor": counts.ratio,
+        "chunk": format_size(chunks.mean_bytes),
+        "memory": format_size(counts.max_bytes),
+        "folder": f" and {format_size(on_disk)} of the cache folder" if on_disk else "",
+        "needed": math.ceil(needed / 2**20),
+        "cache": "" if chunks.file_bytes else cache,
+        "window": window if smaller < chunks.window else "",
+    }
+
+
+def _fetched(f: LoaderFacts) -> str:
+    """Describe what was fetched from the remote; "" for a local dataset."""
+    if f.remote is None:
+        return ""
+    size_bytes = f.remote.traffic.bytes_remote
+    rate = size_bytes / max(f.elapsed_s, 1e-9) / 1e6
+    return (
+        f"{format_size(size_bytes)} were fetched so far, {rate:.2g} MB/s over at most "
+        f"{f.remote.connections} connections, 99 % of the requests within "
+        f"{f.remote.request_p99_s:.2g} s."
     )
 
 
-def remote_changes(facts: LoaderFacts) -> Iterator[Change]:
-    """Propose changes if batches wait for the store."""
-    remote = facts.remote
-    assert remote is not None
-    traffic = remote.traffic
-    rate = traffic.bytes_remote / max(facts.elapsed_s, 1e-9) / 1e6
-    fetched = (
-        f"{format_size(traffic.bytes_remote)} were fetched so far, {rate:.2g} MB/s over at most "
-        f"{remote.connections} connections, 99 % of the requests within "
-        f"{remote.request_p99_s:.2g} s."
-    )
-    yield from _tiny_shards(facts, fetched)
-    yield from _decoded_again(facts)
-    is_throttled = traffic.throttled > _THROTTLED_SHARE * traffic.requests
-    cause: Cause = "slow-remote"
-    advice = (
-        "The fetched bytes stay in the cache for the next epoch; `penstock warm` before the job "
-        "would speed up the first."
-    )
-    if is_throttled:
-        cause = "throttled"
+@_change("slow-remote", **_NO_FETCHING)
+def _slow_remote(f: LoaderFacts) -> Values:
+    """{fetched}
+
+    advice: The fetched bytes stay in the cache for the next epoch; `penstock warm` before the job
+        would speed up the first.
+    """
+    assert f.remote is not None
+    traffic, fetched = f.remote.traffic, _fetched(f)
+    if traffic.throttled > _THROTTLED_SHARE * traffic.requests:
+        why = (
+            f"{fetched} The store throttled {traffic.throttled:,} of {traffic.requests:,} requests."
+        )
         advice = "A higher limit at the store, or `penstock warm` before the job, would help."
-        fetched += f" The store throttled {traffic.throttled:,} of {traffic.requests:,} requests."
-    elif not remote.max_bytes:
-        cause = "no-cache"
-        advice = "cache=DiskCache(...) would keep the fetched bytes for the next epoch."
-    yield Change(cause=cause, why=fetched, advice=advice, is_anomaly=is_throttled, **_NO_FETCHING)
+        return {"cause": "throttled", "why": why, "advice": advice, "is_anomaly": True}
+    if f.remote.max_bytes:
+        return {"fetched": fetched}
+    advice = "cache=DiskCache(...) would keep the fetched bytes for the next epoch."
+    return {"cause": "no-cache", "fetched": fetched, "advice": advice}
 
 
-def peer_changes(facts: LoaderFacts) -> Iterator[Change]:
-    """Propose changes if batches wait for other nodes' caches."""
-    remote = facts.remote
-    assert remote is not None
-    traffic = remote.traffic
-    rate = traffic.bytes_peers / max(facts.elapsed_s, 1e-9) / 1e6
-    failed = (
-        f"; {traffic.peer_failed:,} of {traffic.peer_requests:,} requests failed"
-        if traffic.peer_failed
-        else ""
-    )
-    yield Change(
-        cause="slow-peers",
-        why=f"{format_size(traffic.bytes_peers)} came from other nodes' caches so far, "
-        f"{rate:.2g} MB/s{failed}.",
-        advice="The part of them that this node's cache keeps stays for the next epoch; "
-        "`penstock warm` before the job would speed up the first.",
-        **_NO_FETCHING,
-    )
+@_change("slow-peers", **_NO_FETCHING)
+def _slow_peers(f: LoaderFacts) -> Values:
+    """{size} came from other nodes' caches so far, {rate:.2g} MB/s{failed}.
+
+    advice: The part of them that this node's cache keeps stays for the next epoch; `penstock warm`
+        before the job would speed up the first.
+    """
+    assert f.remote is not None
+    traffic = f.remote.traffic
+    failed = f"; {traffic.peer_failed:,} of {traffic.peer_requests:,} requests failed"
+    return {
+        "size": format_size(traffic.bytes_peers),
+        "rate": traffic.bytes_peers / max(f.elapsed_s, 1e-9) / 1e6,
+        "failed": failed if traffic.peer_failed else "",
+    }
 
 
-def _tiny_shards(facts: LoaderFacts, fetched: str = "") -> Iterator[Change]:
-    shards = facts.shards
+@_change(
+    "tiny-shards",
+    is_anomaly=True,
+    **_REMOVES,
+    assumes="requesting and opening shards takes all of the time",
+)
+def _tiny_shards(f: LoaderFacts) -> Values | None:
+    """{finding}: {f.shards.count:,} of {size}, and each has to be requested and opened.{fetched}
+
+    advice: `penstock pack {f.source} DST --shard-bytes 64MiB` would help.
+    """
+    shards = f.shards
     if shards is None or shards.count < _FEW_SHARDS or shards.mean_bytes >= TINY_SHARD_BYTES:
-        return
-    size = format_size(int(shards.mean_bytes))
-    finding = f"The shards are tiny: {shards.count:,} of {size}"
-    if shards.are_files:
-        finding = f"Every sample has objects of its own: {shards.count:,} of {size}"
-    yield Change(
-        cause="tiny-shards",
-        why=f"{finding}, and each has to be requested and opened. {fetched}".rstrip(),
-        advice=f"`penstock pack {facts.source} DST --shard-bytes 64MiB` would help.",
-        removes=True,
-        basis=_OTHERS,
-        assumes="requesting and opening shards takes all of the time",
-        is_anomaly=True,
-    )
+        return None
+    each = "Every sample has objects of its own"
+    return {
+        "finding": each if shards.are_files else "The shards are tiny",
+        "size": format_size(int(shards.mean_bytes)),
+        "fetched": f" {_fetched(f)}".rstrip(),
+    }
 
 
-def cache_changes(facts: LoaderFacts) -> Iterator[Change]:
-    """Propose changes if the cache keeps too little of what the node reads."""
-    remote = facts.remote
+def _tiny_local_shards(f: LoaderFacts) -> Change | None:
+    is_slow = waits_for_disk(f) and f.shards is not None and not f.shards.are_files
+    return _tiny_shards(f) if is_slow else None
+
+
+@_change("small-cache", is_anomaly=True, **_NO_FETCHING)
+def _small_cache(f: LoaderFacts) -> Values:
+    """It keeps {kept:.0%} of the {wanted} that this node reads.
+
+    advice: max_bytes="{needed}MiB" would end the fetching.
+    """
+    remote = f.remote
     assert remote is not None
     # File system blocks and indexes take a little more room than the data.
     needed = remote.max_bytes + 1.02 * (remote.wanted_bytes - remote.kept_bytes)
-    yield Change(
-        cause="small-cache",
-        why=f"It keeps {remote.kept_bytes / max(remote.wanted_bytes, 1):.0%} of the "
-        f"{format_size(remote.wanted_bytes)} that this node reads.",
-        advice=f'max_bytes="{-(-needed // 2**20):.0f}MiB" would end the fetching.',
-        is_anomaly=True,
-        **_NO_FETCHING,
-    )
+    return {
+        "kept": remote.kept_bytes / max(remote.wanted_bytes, 1),
+        "wanted": format_size(remote.wanted_bytes),
+        "needed": math.ceil(needed / 2**20),
+    }
 
 
-_MODEL = Change(
-    cause="slow-model",
-    advice="A faster input side would change nothing.",
-    removes=True,
-    assumes="the model takes no time",
-)
-_DATASET = Change(
-    cause="dataset-code",
-    advice="A larger num_workers=, or a native dataset (`penstock pack`), whose images DALI "
-    "decodes, would help.",
-)
-_COPY = Change(
-    cause="slow-copy",
-    advice="Smaller images (`penstock pack --short-side`) have fewer bytes to copy.",
-)
+# --- the other stages -----------------------------------------------------------------------------
 
 
-def python_changes(facts: LoaderFacts) -> Iterator[Change]:
-    """Propose to move Python code out of the training process."""
-    yield Change(
-        cause="gil",
-        why=f"It holds Python's GIL: {facts.gil_late:.0%} of the reading threads' attempts to take "
-        f"it came late, by {facts.gil_late_s * 1e3:.1f} ms.",
-        advice="Move Python computations between two batches to a process of its own, or to "
-        "native code that releases the GIL.",
-        removes=True,
-        assumes="the training loop takes no time",
-        is_anomaly=True,
-    )
+@_change("slow-model", removes=True, assumes="the model takes no time")
+def _slow_model(_: LoaderFacts) -> Values:
+    """advice: A faster input side would change nothing."""
+    return {}
+
+
+@_change("dataset-code")
+def _dataset_code(_: LoaderFacts) -> Values:
+    """advice: A larger num_workers=, or a native dataset (`penstock pack`), whose images DALI
+    decodes, would help.
+    """
+    return {}
+
+
+@_change("slow-copy")
+def _slow_copy(_: LoaderFacts) -> Values:
+    """advice: Smaller images (`penstock pack --short-side`) have fewer bytes to copy."""
+    return {}
+
+
+@_change("gil", is_anomaly=True, removes=True, assumes="the training loop takes no time")
+def _gil(f: LoaderFacts) -> Values:
+    """It holds Python's GIL: {f.gil_late:.0%} of the reading threads' attempts to take it came
+    late, by {late_ms:.1f} ms.
+
+    advice: Move Python computations between two batches to a process of its own, or to native code
+        that releases the GIL.
+    """
+    return {"late_ms": 1e3 * f.gil_late_s}
 
 
 @dataclass(frozen=True, slots=True)
 class LimitRow:
     """One limit of a job, as the verdict names and explains it.
 
-    subject: begins the verdict. changes: proposes at least one change. stage: the one with whose
-    ceiling a run's rate is compared. changed: the stages whose ceilings a change raises; the others
-    bound its gain. gain: the assumption behind a gain by a factor. waits_for: what the loop waits
-    for most of the time.
+    subject: begins the verdict. changes: at least one of them proposes a change. stage: the one
+    with whose ceiling a run's rate is compared. changed: the stages whose ceilings a change raises;
+    the others bound its gain. gain: the assumption behind a gain by a factor. waits_for: what the
+    loop waits for most of the time.
     """
 
     subject: str
-    changes: Callable[[LoaderFacts], Iterable[Change]]
+    changes: tuple[Propose, ...]
     stage: Stage | None = None
     changed: tuple[Stage, ...] = ()
     gain: str = "no other stage becomes the limit"
     waits_for: str = ""
 
 
-_DECODING: tuple[Stage, ...] = ("decode", "augment")
+_OF_DECODING: tuple[Propose, ...] = (
+    _progressive,
+    _smaller,
+    _slow_core,
+    _more_threads,
+    _slow_decode,
+)
+_IMAGES: tuple[Stage, ...] = ("decode", "augment")
+_REMOTE = "bytes from the remote"
 LIMITS: dict[Limit, LimitRow] = {
-    "model": LimitRow("The model", lambda _: [_MODEL]),
-    "python": LimitRow("The training loop's Python", python_changes),
-    "copy": LimitRow("The copy to the device", lambda _: [_COPY], "copy", changed=("copy",)),
+    "model": LimitRow("The model", (_slow_model,)),
+    "python": LimitRow("The training loop's Python", (_gil,)),
+    "copy": LimitRow("The copy to the device", (_slow_copy,), "copy", ("copy",)),
     "augment": LimitRow(
-        "Augmenting", augment_changes, "augment", _DECODING, "decoding is the limit then"
+        "Augmenting",
+        (_slow_augment, _slow_core, _more_threads),
+        "augment",
+        _IMAGES,
+        "decoding is the limit then",
     ),
     # A run also augments, so it never reaches the rate of decoding alone.
     "decode": LimitRow(
-        "Decoding and augmenting", decode_changes, "augment", _DECODING, "decoding stays the limit"
+        "Decoding and augmenting", _OF_DECODING, "augment", _IMAGES, "decoding stays the limit"
     ),
-    "dataset": LimitRow("The dataset's own code", lambda _: [_DATASET]),
-    "map": LimitRow("Your function in the recipe", map_changes),
+    "dataset": LimitRow("The dataset's own code", (_dataset_code,)),
+    "map": LimitRow("Your function in the recipe", (_slow_map,)),
     "disk": LimitRow(
-        "Reading", disk_changes, "read", changed=("read",), waits_for="bytes from the disk"
+        "Reading",
+        (_tiny_local_shards, _decoded_again, _slow_read, _slow_disk),
+        "read",
+        ("read",),
+        waits_for="bytes from the disk",
     ),
-    "remote": LimitRow("The remote", remote_changes, "remote", waits_for="bytes from the remote"),
+    "remote": LimitRow(
+        "The remote", (_tiny_shards, _decoded_again, _slow_remote), "remote", waits_for=_REMOTE
+    ),
     "peers": LimitRow(
-        "The link to the other nodes", peer_changes, waits_for="bytes from other nodes' caches"
+        "The link to the other nodes", (_slow_peers,), waits_for="bytes from other nodes' caches"
     ),
-    "cache": LimitRow(
-        "The cache's size", cache_changes, "remote", waits_for="bytes from the remote"
-    ),
+    "cache": LimitRow("The cache's size", (_small_cache,), "remote", waits_for=_REMOTE),
 }

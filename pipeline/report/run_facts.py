@@ -195,11 +195,12 @@ class ImageFigures:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFigures:
     """The number and mean size of a dataset's shards. are_files: each sample has files or objects
-    of its own."""
+    of its own. fields: of a batch, 0 if unknown."""
 
     count: int
     mean_bytes: float
     are_files: bool
+    fields: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,11 +249,11 @@ class LoaderFacts:
 
     gil_late: share of the reading threads' late attempts to take Python's GIL; gil_late_s: their
     mean delay. decode_threads, usable_cores: of this rank. device: such as "cpu" or "cuda:0".
-    workers: worker processes of a torch dataset; None for a native dataset. url: the dataset's, for
-    messages. map: None without Maps. chunks: None if samples are decoded one by one. part: None
-    without a mixture. bytes_read: doesn't count tables. disk_bytes: as the system counts them for
-    this process; None if unknown. trains: False for a loop that only takes batches. decodes: True
-    if DALI has images to decode.
+    workers: worker processes of a torch dataset; None for a native dataset. url: the dataset's, ""
+    if a command can't take it. map: None without Maps. chunks: None if samples are decoded one by
+    one. part: None without a mixture. bytes_read: doesn't count tables. disk_bytes: as the system
+    counts them for this process; None if unknown. trains: False for a loop that only takes batches.
+    decodes: True if DALI has images to decode.
     """
 
     samples: int = counter("samples delivered")
@@ -287,8 +288,18 @@ class LoaderFacts:
 
     @property
     def source(self) -> str:
-        """The dataset's URL as an argument of a shell command: a shell would expand braces."""
+        """The dataset's URL as an argument of a shell command, which would expand braces."""
         return shlex.quote(self.url) if self.url else "SRC"
+
+    @property
+    def on_gpu(self) -> bool:
+        """True if a GPU decodes the images."""
+        return self.device.startswith("cuda")
+
+    @property
+    def decode_share(self) -> float | None:
+        """The share of decoding in the time to decode and augment; None if it wasn't measured."""
+        return None if self.ceilings is None else self.ceilings.decode_share
 
     @property
     def samples_per_s(self) -> float:

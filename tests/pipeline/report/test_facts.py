@@ -8,11 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from penstock.augment import imagenet_eval
 from penstock.cache import DiskCache
 from penstock.pipeline import DataLoader
 from penstock.pipeline.report import diagnose
-from penstock.readers import Dataset, pack
+from penstock.readers import Dataset, Source, pack
 from tests.images import jpeg
 from tests.servers import serving
 
@@ -26,12 +28,10 @@ DECODING = {"step_s": 1.0, "wait_s": 9.0, "wait_read_s": 0.1, "wait_decode_s": 8
 READING = {"step_s": 1.0, "wait_s": 9.0, "wait_read_s": 8.9, "wait_decode_s": 0.1}
 
 
-def facts_of(dataset: Dataset, **more: Any) -> LoaderFacts:
+def facts_of(dataset: Source, **more: Any) -> LoaderFacts:
     asked: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 7, "num_workers": 1}
-    with (
-        dataset,
-        DataLoader(dataset, augment=imagenet_eval(32, resize=36), **asked | more) as loader,
-    ):
+    asked["augment"] = imagenet_eval(32, resize=36)
+    with dataset, DataLoader(dataset, **asked | more) as loader:
         batches = len(list(loader))
         found = loader.statistics().facts
     assert found is not None
@@ -63,6 +63,19 @@ def test_the_command_of_a_verdict_survives_a_shell(tmp_path: Path) -> None:
     found = facts_of(Dataset(write(tmp_path / "a {b,c}", 60, 70, progressive=True)))
     told = diagnose(replace(found, **DECODING))
     assert f"`penstock pack '{tmp_path}/a {{b,c}}' DST --baseline`" in told.verdict
+
+
+def test_no_command_names_a_list_of_urls(tmp_path: Path) -> None:
+    tokens = [tmp_path / "a.bin", tmp_path / "b.bin"]
+    for path in tokens:
+        np.arange(64, dtype=np.uint16).tofile(path)
+    arguments: dict[str, Any] = {"format": "tokens", "dtype": "uint16", "sample": (4,)}
+    several = facts_of(Dataset(tokens, **arguments), augment=None)
+    assert several.source == "SRC"
+    one = facts_of(Dataset(tokens[0], **arguments).subset(range(12)), augment=None)
+    assert one.source == str(tokens[0])
+    told = diagnose(replace(one, **READING, load_s=1.0, read_s=0.9))
+    assert told.advice == "Larger batches take less time per sample."  # it has one field
 
 
 def test_oversized_images_are_measured_and_named(tmp_path: Path) -> None:

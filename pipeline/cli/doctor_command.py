@@ -104,12 +104,13 @@ def _findings(
 
     yield from machine_findings(folder)
     if nodes or url is not None:
-        from penstock.pipeline.cli.doctor_network import peer_facts, peer_findings, store_findings
+        from penstock.pipeline.cli import doctor_network
 
-        for facts in peer_facts(nodes):
-            yield from peer_findings(facts)
+        for facts in doctor_network.peer_facts(nodes):
+            yield from doctor_network.peer_findings(facts)
         if url is not None:
-            yield from store_findings(url, options)
+            store = doctor_network.STORE
+            yield from store.findings(store.gather(asked=url, options=options))
 
 
 def _table(found: list[Finding]) -> Table:

@@ -1,7 +1,7 @@
 """List the doctor's checks of this machine, of a folder for data and of a cache folder.
 
-A part that is missing or broken is a fact, never an error: the doctor must finish even where torch
-can't be imported.
+The docstring of a check is its remedy, unless its verdict has another one. A part that is missing
+or broken is a fact, never an error: the doctor must finish even where torch can't be imported.
 
 A cache folder isn't opened as a job opens it, because that would repair the faults that the doctor
 reports. Only a catalogue that can't be read is rebuilt, with a warning, as every job and command
@@ -109,12 +109,10 @@ def hiding(folder: Path, *, home: Path = PACKAGE_HOME) -> list[str]:
 
 @MACHINE.check("package", lambda _: {"hiding": hiding(Path.cwd())})
 def _judge_package(f: DoctorFacts) -> Finding:
-    if not f.hiding:
-        return ok("no file of this folder shadows it")
-    return warn(
-        f"shadowed in this folder by {', '.join(f.hiding)}",
-        "Rename it, or keep training scripts in another folder.",
-    )
+    """Rename it, or keep training scripts in another folder."""
+    if f.hiding:
+        return warn(f"shadowed in this folder by {', '.join(f.hiding)}")
+    return ok("no file of this folder shadows it")
 
 
 # --- software ------------------------------------------------------------------------------------
@@ -154,34 +152,32 @@ def _torch(_: DoctorFacts) -> dict[str, Any]:
     """Return torch's facts. gpus: as torch sees them; gpu_devices: device files of GPUs."""
     devices = sum(path[11:].isdigit() for path in glob.glob("/dev/nvidia*"))
     facts = _module("torch", "torch")
+    found = {"torch": facts, "torch_threads": None, "gpus": [], "gpu_devices": devices}
     if facts.version is None or facts.error is not None:
-        return {"torch": facts, "torch_threads": None, "gpus": [], "gpu_devices": devices}
+        return found
     torch: Any = importlib.import_module("torch")
     is_usable = torch.version.cuda is not None and torch.cuda.is_available()
     numbers = range(torch.cuda.device_count() if is_usable else 0)
     gpus = [torch.cuda.get_device_properties(number) for number in numbers]
-    return {
+    return found | {
         "torch": replace(facts, version=torch.__version__, cuda=torch.version.cuda),
         "torch_threads": torch.get_num_threads(),
         "gpus": [f"{gpu.name} ({format_size(gpu.total_memory)})" for gpu in gpus],
-        "gpu_devices": devices,
     }
 
 
 @MACHINE.check("torch", _torch)
 def _judge_torch(f: DoctorFacts) -> Finding:
+    """pip install torch"""
     version, cuda = f.torch.version, f.torch.cuda
     if version is None or f.torch.error is not None:
-        found = "not installed" if version is None else f"{version}: {f.torch.error}"
-        return fail(found, "pip install torch")
+        return fail("not installed" if version is None else f"{version}: {f.torch.error}")
     found = f"{version}, {f'CUDA {cuda}' if cuda else 'CPU build'}"
     if _numbers(version)[:2] < OLDEST_TORCH:
         return fail(found, f"Use torch {_dotted(OLDEST_TORCH)} or newer.")
     if f.gpu_devices and cuda is None:
-        return warn(
-            f"{found}, but /dev has {count(f.gpu_devices, 'GPU')}",
-            "Install torch's CUDA build to train on the GPU.",
-        )
+        found += f", but /dev has {count(f.gpu_devices, 'GPU')}"
+        return warn(found, "Install torch's CUDA build to train on the GPU.")
     return ok(found)
 
 
@@ -209,14 +205,11 @@ def _driver_cuda() -> tuple[int, int] | None:
     return (version.value // 1000, version.value % 1000 // 10) if code == 0 else None
 
 
-def _extra(facts: DoctorFacts) -> str:
-    """Return the extra whose DALI supports the driver; CUDA 13's without a driver, which decodes on
-    the CPU."""
-    return "cuda12" if facts.driver_cuda and facts.driver_cuda[0] < 13 else "dali"
-
-
 def _install_dali(f: DoctorFacts, options: str = "") -> str:
-    return f"pip install {options}'penstock[{_extra(f)}]'"
+    """Return the command for the DALI that the driver supports; CUDA 13's without a driver, which
+    decodes on the CPU."""
+    extra = "cuda12" if f.driver_cuda and f.driver_cuda[0] < 13 else "dali"
+    return f"pip install {options}'penstock[{extra}]'"
 
 
 @MACHINE.check("dali", _dali)
@@ -224,25 +217,20 @@ def _judge_dali(f: DoctorFacts) -> Finding:
     if f.dali.version is None:
         return fail("not installed", _install_dali(f))
     if len(f.dali_builds) > 1:
-        return fail(
-            f"{' and '.join(f.dali_builds)} overwrite each other's files",
-            f"pip uninstall {' '.join(f.dali_builds)}; then install one of them.",
-        )
+        remedy = f"pip uninstall {' '.join(f.dali_builds)}; then install one of them."
+        return fail(f"{' and '.join(f.dali_builds)} overwrite each other's files", remedy)
     found = f"{f.dali.version} for CUDA {f.dali.cuda}"
     if f.dali.error is not None:
         found += f", but doesn't import: {f.dali.error}"
         return fail(found, _install_dali(f, "--force-reinstall "))
     built_for = _numbers(f.dali.cuda or "")[:1]
     if f.gpus and f.driver_cuda and f.driver_cuda[:1] < built_for:
-        return fail(
-            f"{found}, but the driver supports CUDA {_dotted(f.driver_cuda)}",
-            f"Update the driver, or pip uninstall {f.dali_builds[0]} and {_install_dali(f)}.",
-        )
+        found += f", but the driver supports CUDA {_dotted(f.driver_cuda)}"
+        other = f"pip uninstall {f.dali_builds[0]} and {_install_dali(f)}"
+        return fail(found, f"Update the driver, or {other}.")
     if f.gpus and f.torch.cuda and _numbers(f.torch.cuda)[:1] != built_for:
-        return warn(
-            f"{found}; torch is built for CUDA {f.torch.cuda}",
-            "This works but loads two CUDA runtimes; prefer builds for the same CUDA.",
-        )
+        remedy = "This works but loads two CUDA runtimes; prefer builds for the same CUDA."
+        return warn(f"{found}; torch is built for CUDA {f.torch.cuda}", remedy)
     return ok(found)
 
 
@@ -263,9 +251,9 @@ def _decode(f: DoctorFacts) -> dict[str, Any]:
 
 @MACHINE.check("decoding", _decode)
 def _judge_decoding(f: DoctorFacts) -> Finding:
+    """The test needs DALI and Pillow: pip install 'penstock[dali]' pillow"""
     if f.decode_error is None:
-        remedy = "The test needs DALI and Pillow: pip install 'penstock[dali]' pillow"
-        return warn("not tried", remedy)
+        return warn("not tried")
     if f.decode_error:
         return fail(f.decode_error, _install_dali(f, "--force-reinstall "))
     return ok("a JPEG was decoded on the CPU")
@@ -290,11 +278,9 @@ def _judge_gpu(f: DoctorFacts) -> Finding:
         driver = f"; driver for CUDA {_dotted(f.driver_cuda)}" if f.driver_cuda else ""
         return ok(f"{', '.join(f.gpus)}{driver}")
     if f.gpu_devices and f.torch.cuda:
-        return fail(
-            f"{count(f.gpu_devices, 'GPU')} in /dev that torch can't use",
-            f"Update the driver, or install a torch for an older CUDA than {f.torch.cuda}; check "
-            "CUDA_VISIBLE_DEVICES.",
-        )
+        older = f"install a torch for an older CUDA than {f.torch.cuda}"
+        remedy = f"Update the driver, or {older}; check CUDA_VISIBLE_DEVICES."
+        return fail(f"{count(f.gpu_devices, 'GPU')} in /dev that torch can't use", remedy)
     return ok("none: CPU decoding")
 
 
@@ -314,24 +300,24 @@ def _cores(_: DoctorFacts) -> dict[str, Any]:
 
 @MACHINE.check("cores", _cores)
 def _judge_cores(f: DoctorFacts) -> Finding:
+    """Request more cores per task: decoding and training share this one."""
     found = f"{f.usable} usable of {f.cpus}"
     if f.usable >= f.cpus:
         return ok(found)
     limits = [f"CPU affinity {f.affinity}"] if f.affinity < f.cpus else []
     limits += ["the control group's CPU quota"] if f.usable < f.affinity else []
-    found += f" ({' and '.join(limits)})"
-    remedy = "Request more cores per task: decoding and training share this one."
-    return ok_if(f.usable > 1, found, remedy)
+    return ok_if(f.usable > 1, f"{found} ({' and '.join(limits)})")
 
 
 def _world(_: DoctorFacts) -> dict[str, Any]:
     """Return the World and its launcher, or the reason why they are unknown."""
-    found: dict[str, Any] = {"launcher": None, "omp_threads": os.environ.get("OMP_NUM_THREADS")}
-    found["slurm_batch"] = "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ
     try:
-        return {**found, "world": World.detect(), "launcher": launcher()}
+        world, name = World.detect(), launcher()
     except PlanError as error:
-        return {**found, "world": str(error)}
+        world, name = str(error), None
+    is_batch = "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ
+    threads = os.environ.get("OMP_NUM_THREADS")
+    return {"world": world, "launcher": name, "slurm_batch": is_batch, "omp_threads": threads}
 
 
 @MACHINE.check("threads")
@@ -341,16 +327,11 @@ def _judge_threads(f: DoctorFacts) -> Finding:
     local = 1 if isinstance(f.world, str) else f.world.local_size
     ranks = local if local > 1 else max(1, len(f.gpus))
     total = ranks * f.torch_threads
-    found = f"{count(ranks, 'rank')} x {f.torch_threads} of torch = {total}, on "
-    found += count(f.usable, "core")
-    if f.omp_threads is not None:
-        found += f" (OMP_NUM_THREADS={f.omp_threads})"
-    return ok_if(
-        total <= f.usable,
-        found,
-        f"Set OMP_NUM_THREADS={max(1, f.usable // ranks)} or call torch.set_num_threads: more "
-        "threads than cores wait for each other.",
-    )
+    each, cores = f"{count(ranks, 'rank')} x {f.torch_threads} of torch", count(f.usable, "core")
+    omp = "" if f.omp_threads is None else f" (OMP_NUM_THREADS={f.omp_threads})"
+    fewer = f"Set OMP_NUM_THREADS={max(1, f.usable // ranks)} or call torch.set_num_threads"
+    remedy = f"{fewer}: more threads than cores wait for each other."
+    return ok_if(total <= f.usable, f"{each} = {total}, on {cores}{omp}", remedy)
 
 
 def _shm(_: DoctorFacts) -> dict[str, Any]:
@@ -362,14 +343,13 @@ def _shm(_: DoctorFacts) -> dict[str, Any]:
 
 @MACHINE.check("/dev/shm", _shm)
 def _judge_shm(f: DoctorFacts) -> Finding:
+    """Torch's workers pass batches through it: use docker run --shm-size=8g or --ipc=host. Native
+    datasets don't need it.
+    """
     if f.shm is None:
         return warn("not there", "Torch's workers need it: mount it, or use num_workers=0.")
-    return ok_if(
-        f.shm.free >= SMALL_SHM_BYTES,
-        f"{format_size(f.shm.total)}, {format_size(f.shm.free)} free",
-        "Torch's workers pass batches through it: use docker run --shm-size=8g or --ipc=host. "
-        "Native datasets don't need it.",
-    )
+    found = f"{format_size(f.shm.total)}, {format_size(f.shm.free)} free"
+    return ok_if(f.shm.free >= SMALL_SHM_BYTES, found)
 
 
 @MACHINE.check("open files", lambda _: {"open_files": getrlimit(RLIMIT_NOFILE)})
@@ -383,8 +363,9 @@ def _judge_open_files(f: DoctorFacts) -> Finding:
 
 @MACHINE.check("world", _world)
 def _judge_world(f: DoctorFacts) -> Finding:
+    """Correct the launcher's variables."""
     if isinstance(f.world, str):
-        return fail(f.world, "Correct the launcher's variables.")
+        return fail(f.world)
     if f.launcher is not None:
         rank = f"rank {f.world.rank} of {f.world.size}"
         local = f"local rank {f.world.local_rank} of {f.world.local_size}"
@@ -418,48 +399,38 @@ def folder_facts(path: Path) -> dict[str, Any]:
 
 @FOLDER.check("folder", lambda f: folder_facts(f.path), is_gate=True)
 def _judge_folder(f: DoctorFacts) -> Finding:
+    """Fine for data, with an index elsewhere (penstock index --out). A cache needs a writable
+    folder.
+    """
     if not f.exists or not f.is_folder:
         found = f"{f.path}: {'not a folder' if f.exists else 'not there'}"
         return fail(found, f"mkdir -p {f.path}")
     if not f.readable:
-        remedy = "Give this user the rights to read and enter it."
-        return fail(f"{f.path}: not readable", remedy)
-    if not f.writable:
-        return warn(
-            f"{f.path}: read-only",
-            "Fine for data, with an index elsewhere (penstock index --out). A cache needs a "
-            "writable folder.",
-        )
-    return ok(f"{f.path}: writable")
+        return fail(f"{f.path}: not readable", "Give this user the rights to read and enter it.")
+    return ok_if(f.writable, f"{f.path}: {'writable' if f.writable else 'read-only'}")
 
 
 @FOLDER.check("space")
 def _judge_space(f: DoctorFacts) -> Finding:
+    """Too little for a pack or a cache: free some space or choose another disk."""
     found = f"{format_size(f.free_bytes)} of {format_size(f.total_bytes)} free"
     if f.free_files == 0:
-        return fail(
-            f"{found}, but no inodes are left for new files",
-            "Delete or pack small files: penstock pack joins thousands into one file.",
-        )
-    remedy = "Too little for a pack or a cache: free some space or choose another disk."
-    return ok_if(f.free_bytes >= SMALL_FREE_BYTES, found, remedy)
+        remedy = "Delete or pack small files: penstock pack joins thousands into one file."
+        return fail(f"{found}, but no inodes are left for new files", remedy)
+    return ok_if(f.free_bytes >= SMALL_FREE_BYTES, found)
 
 
 @FOLDER.check("file system")
 def _judge_file_system(f: DoctorFacts) -> Finding:
-    if f.network and not f.kind.startswith("fuse"):
-        return warn(
-            f.kind,
-            "A mapped file that is truncated kills the process: use "
-            'DataLoader(read="pread") if files may change. A pack is faster here than small files.',
-        )
+    """A mapped file that is truncated kills the process: use DataLoader(read="pread") if files may
+    change. A pack is faster here than small files.
+    """
     if f.kind.startswith("fuse"):
         remedy = "Each read is a round trip: pack the data, or read it by its URL with cache=."
         return warn(f.kind, remedy)
     if f.kind == "tmpfs":
-        remedy = "Files here use memory and are lost when the machine restarts."
-        return warn("tmpfs", remedy)
-    return ok(f.kind or "unknown")
+        return warn(f.kind, "Files here use memory and are lost when the machine restarts.")
+    return ok_if(not f.network, f.kind or "unknown")
 
 
 # --- a cache folder ------------------------------------------------------------------------------
@@ -512,6 +483,9 @@ def _judge_owner(f: DoctorFacts) -> Finding:
 
 @CACHE.check("limit")
 def _judge_limit(f: DoctorFacts) -> Finding:
+    """Lower max_bytes= or free some space: when the disk is full, the remaining samples are fetched
+    from the remote each epoch.
+    """
     if not f.max_bytes:
         return ok("none yet: the first job sets it")
     found = f"{format_size(f.used_bytes)} of {format_size(f.max_bytes)} used"
@@ -519,54 +493,46 @@ def _judge_limit(f: DoctorFacts) -> Finding:
         remedy = "penstock cache evict DIR --to SIZE, when no job uses the folder."
         return warn(f"{found}: more than the limit", remedy)
     if f.max_bytes > (room := f.free_bytes + f.used_bytes):
-        return warn(
-            f"{found}, but the disk has room for only {format_size(room)}",
-            "Lower max_bytes= or free some space: when the disk is full, the remaining samples are "
-            "fetched from the remote each epoch.",
-        )
+        return warn(f"{found}, but the disk has room for only {format_size(room)}")
     return ok(found)
 
 
 @CACHE.check("inodes")
 def _judge_inodes(f: DoctorFacts) -> Finding:
+    """A blob is a file: delete small files on this disk, or choose another."""
     if f.free_files is None:
         return ok("not limited")
-    remedy = "A blob is a file: delete small files on this disk, or choose another."
-    return ok_if(f.free_files >= FEW_FREE_FILES, f"{f.free_files:,} free", remedy)
+    return ok_if(f.free_files >= FEW_FREE_FILES, f"{f.free_files:,} free")
 
 
 @CACHE.check("cache disk")
 def _judge_cache_disk(f: DoctorFacts) -> Finding | None:
-    if not f.network:
-        return None
-    remedy = "A cache must lie on a disk of this node: NVMe, or /dev/shm for a small one."
-    return fail(f"{f.kind}: not a local file system", remedy)
+    """A cache must lie on a disk of this node: NVMe, or /dev/shm for a small one."""
+    return fail(f"{f.kind}: not a local file system") if f.network else None
 
 
 @CACHE.check("boot")
 def _judge_boot(f: DoctorFacts) -> Finding:
     if not f.unverified:
         return ok("all blobs were checked since the last boot")
-    return ok(
-        f"{count(f.unverified, 'blob')} not checked since the last boot: a job checks each one "
-        "when it opens it (penstock cache verify DIR checks all)"
-    )
+    when = "a job checks each one when it opens it (penstock cache verify DIR checks all)"
+    return ok(f"{count(f.unverified, 'blob')} not checked since the last boot: {when}")
 
 
 @CACHE.check("leftovers")
 def _judge_leftovers(f: DoctorFacts) -> Finding:
+    """The next job uses or frees them; penstock cache gc DIR does so now."""
     nouns = ("fill of a dead process", "dead job", "stray file")
     numbers = zip((f.dead_fills, f.dead_jobs, f.strays), nouns, strict=True)
-    if not (found := [count(number, noun) for number, noun in numbers if number]):
-        return ok("none")
-    return warn(
-        f"{', '.join(found)}, {format_size(f.leftover_bytes)}",
-        "The next job uses or frees them; penstock cache gc DIR does so now.",
-    )
+    found = [count(number, noun) for number, noun in numbers if number]
+    return warn(f"{', '.join(found)}, {format_size(f.leftover_bytes)}") if found else ok("none")
 
 
 @CACHE.check("jobs")
 def _judge_jobs(f: DoctorFacts) -> Iterator[Finding]:
+    """The rest is fetched each epoch. A larger max_bytes, or fewer jobs on this cache, would keep
+    more.
+    """
     if not f.jobs:
         yield ok("none uses this cache now")
     by_label = defaultdict(list)
@@ -576,11 +542,6 @@ def _judge_jobs(f: DoctorFacts) -> Iterator[Finding]:
         share, wanted = (max(job[f"{name}_bytes"] for job in jobs) for name in ("share", "wanted"))
         processes = count(len({job["pid"] for job in jobs}), "process")
         found = f"{label}: {processes}, share {format_size(share)} for {format_size(wanted)}"
-        if share >= wanted:
-            yield ok(found)
-        else:
-            yield warn(
-                f"{found}: {100 * share / wanted:.0f} % stays cached",
-                "The rest is fetched each epoch. A larger max_bytes, or fewer jobs on this cache, "
-                "would keep more.",
-            )
+        is_kept = share >= wanted
+        stays = "" if is_kept else f": {100 * share / wanted:.0f} % stays cached"
+        yield ok_if(is_kept, f"{found}{stays}")

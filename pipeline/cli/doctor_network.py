@@ -79,17 +79,10 @@ _REMEDIES: dict[Failure, str] = {
     "missing": "The URL doesn't exist: check bucket, prefix, region and endpoint.",
     "throttled": "The store throttles requests: try again, or request a higher limit.",
     "transient": "No usable response: check the network, a proxy, the endpoint and DNS.",
-    "unreachable": "The server can't be reached: check the host, the port, the network, and that "
-    "the server runs.",
+    "unreachable": "The server can't be reached: check that it runs, its host, port and network.",
     "changed": "The object was replaced during the read: try again when its writer has finished.",
-    "refused": "The store doesn't support what training needs (see the reason): another endpoint "
-    "or scheme may.",
+    "refused": "The store lacks what training needs: try another endpoint or scheme.",
 }
-
-
-def store_findings(url: str, options: Mapping[str, Any]) -> Iterator[Finding]:
-    """Check the store of a URL. Raises ConfigError for an invalid URL or options."""
-    return STORE.findings(DoctorFacts(**store_facts(url, options)))
 
 
 def store_facts(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,11 +162,11 @@ def _failed(error: RequestError, found: str = "") -> Finding:
     return fail(found or str(error), error.remedy or _REMEDIES[error.kind])
 
 
-@STORE.check("store", is_gate=True)
+@STORE.check("store", lambda f: store_facts(f.asked, f.options), is_gate=True)
 def _judge_store(f: DoctorFacts) -> Finding:
+    """Correct the URL or --storage-option, or install the named package."""
     if f.unusable is not None:
-        remedy = "Correct the URL or --storage-option, or install the named package."
-        return fail(f.unusable, remedy)
+        return fail(f.unusable)
     if f.listing is not None and f.is_pack:
         found = f"a pack; the store can't list it ({f.listing}), but a pack needs no listing"
         return ok(f"{f.url}: {found}")
@@ -201,26 +194,23 @@ def _judge_ranges(f: DoctorFacts) -> Finding | None:
 
 @STORE.check("versions")
 def _judge_versions(f: DoctorFacts) -> Finding:
+    """A read could mix two versions of a replaced object: don't overwrite objects that a job reads;
+    write new objects and a new index.
+    """
     if f.conditional:
         return ok("changed objects are detected")
-    return warn(
-        "the store served another version than the requested one"
-        if f.sample.version
-        else "the store reports no versions of its objects",
-        "A read could mix two versions of a replaced object: don't overwrite objects that a job "
-        "reads; write new objects and a new index.",
-    )
+    served = "served another version than the requested one"
+    return warn(f"the store {served if f.sample.version else 'reports no versions of its objects'}")
 
 
 @STORE.check("requests")
 def _judge_store_requests(f: DoctorFacts) -> Finding:
+    """The store is far away or busy: use a store in this region, and fill the cache before the job:
+    penstock warm URL --cache DIR --max-bytes SIZE.
+    """
     size, slowest = format_size(PROBE_BYTES), f"at most {1000 * f.slowest_s:.0f} ms"
-    return ok_if(
-        f.request_s <= SLOW_STORE_S,
-        f"{1000 * f.request_s:.0f} ms for {size} (median of {PROBES}), {slowest}",
-        "The store is far away or busy: use a store in this region, and fill the cache before the "
-        "job: penstock warm URL --cache DIR --max-bytes SIZE.",
-    )
+    found = f"{1000 * f.request_s:.0f} ms for {size} (median of {PROBES}), {slowest}"
+    return ok_if(f.request_s <= SLOW_STORE_S, found)
 
 
 # --- other nodes ---------------------------------------------------------------------------------
@@ -249,9 +239,8 @@ def peer_facts(settings: Sequence[Peers]) -> list[PeerFacts]:
             "its Peers(…) or --peers, or as --serve-peer printed it."
         )
     asked = [(one.address, _probe_settings(one)) for one in settings]
-    return list(
-        ordered(lambda one: probe(*one), asked, workers=AT_ONCE, ahead=AT_ONCE, name="doctor")
-    )
+    found = ordered(lambda it: probe(*it), asked, workers=AT_ONCE, ahead=AT_ONCE, name="doctor")
+    return list(found)
 
 
 def _probe_settings(settings: Peers) -> ProbeSettings:
@@ -287,46 +276,43 @@ def _judge_protocol(f: PeerFacts) -> Finding:
 
 @PEER.check("secret", is_gate=True)
 def _judge_secret(f: PeerFacts) -> Finding:
+    """To compare, pass the nodes' secret by --peer-token-file FILE or PENSTOCK_PEER_TOKEN. A job
+    without a token file draws a secret that no command knows.
+    """
     if f.identity != "unchecked":
         return _ok_unless_fault("secret", f, "the same as here")
-    return warn(
-        "not compared, because none was given",
-        "To compare, pass the nodes' secret by --peer-token-file FILE or PENSTOCK_PEER_TOKEN. A "
-        "job without a token file draws a secret that no command knows.",
-    )
+    return warn("not compared, because none was given")
 
 
 @PEER.check("clock", is_gate=True)
 def _judge_clock(f: PeerFacts) -> Finding | None:
+    """Synchronise the clocks (NTP). Nodes still serve each other, but logs disagree and other
+    programs may fail.
+    """
     if f.identity != "same":
         return None
     if abs(f.ahead_s) <= _SOON_S:
         return ok("equal to this node's")
-    return ok_if(
-        abs(f.ahead_s) < FAR_CLOCK_S,
-        f"{abs(f.ahead_s):,.0f} s {'ahead' if f.ahead_s > 0 else 'behind'}",
-        "Synchronise the clocks (NTP). Nodes still serve each other, but logs disagree and other "
-        "programs may fail.",
-    )
+    found = f"{abs(f.ahead_s):,.0f} s {'ahead' if f.ahead_s > 0 else 'behind'}"
+    return ok_if(abs(f.ahead_s) < FAR_CLOCK_S, found)
 
 
 @PEER.check("requests")
 def _judge_peer_requests(f: PeerFacts) -> Finding:
+    """Slow for nodes of one job: check that the address belongs to their own network and that the
+    machine isn't overloaded.
+    """
     if f.request_s is None:
-        return fail(
-            "the server closed the connection in the middle of a response",
-            "Try again; if it happens again, read the job's stderr on that node.",
-        )
-    return ok_if(
-        f.request_s <= SLOW_PEER_S,
-        f"{format_time(f.request_s)} per request",
-        "Slow for nodes of one job: check that the address belongs to their own network and that "
-        "the machine isn't overloaded.",
-    )
+        remedy = "Try again; if it happens again, read the job's stderr on that node."
+        return fail("the server closed the connection in the middle of a response", remedy)
+    return ok_if(f.request_s <= SLOW_PEER_S, f"{format_time(f.request_s)} per request")
 
 
 @PEER.check("rate")
 def _judge_rate(f: PeerFacts) -> Finding:
+    """Slower than a network of 1 Gbit/s: check that the address belongs to the nodes' fast network.
+    The first range may have waited for the disk, so try again.
+    """
     if f.size_bytes is None:
         remedy = "Read the job's stderr on that node, and check its disk: penstock doctor DIR."
         return fail("a range of a blob was missing or wrong", remedy)
@@ -334,12 +320,8 @@ def _judge_rate(f: PeerFacts) -> Finding:
         return ok("not measured, because its cache is empty")
     rate = f.size_bytes / max(f.range_s, 1e-9)
     read = f"{format_size(f.size_bytes)} in {format_time(f.range_s)}, one connection"
-    return ok_if(
-        rate >= SLOW_BYTES_PER_S or f.size_bytes < LEAST_RATED_BYTES,
-        f"{format_size(rate)}/s ({read})",
-        "Slower than a network of 1 Gbit/s: check that the address belongs to the nodes' fast "
-        "network. The first range may have waited for the disk, so try again.",
-    )
+    is_well = rate >= SLOW_BYTES_PER_S or f.size_bytes < LEAST_RATED_BYTES
+    return ok_if(is_well, f"{format_size(rate)}/s ({read})")
 
 
 # --- in place of a node --------------------------------------------------------------------------
@@ -391,11 +373,9 @@ def serve(settings: Peers, folder: Path | None, *, stop: threading.Event | None 
 
 
 def _put_sample(cache: DiskCache) -> None:
+    data, key = memoryview(os.urandom(RANGE_BYTES)), os.urandom(20).hex()
     segment = Segment(path="sample", size_bytes=RANGE_BYTES, version=None, object_bytes=None)
-    blob = BlobSource(
-        key=os.urandom(20).hex(), uri="sample", segments=[segment], size_bytes=RANGE_BYTES
-    )
-    data = memoryview(os.urandom(RANGE_BYTES))
+    blob = BlobSource(key=key, uri="sample", segments=[segment], size_bytes=RANGE_BYTES)
     cache.use(lambda shelf: shelf.put(blob, data, group="0" * 32, kept=False))
 
 

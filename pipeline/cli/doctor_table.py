@@ -1,7 +1,8 @@
 """Judge facts by a table of checks, each with a name, a probe and a verdict with its remedy.
 
 A check is a function that judges facts; `CheckTable.check` adds it to a table, with its name and
-the function that collects what it needs. Tests judge invented facts.
+the function that collects what it needs. Its docstring is its remedy, unless a verdict has another
+one. Tests judge invented facts.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
+
+from penstock.pipeline.report import texts_of
 
 Status = Literal["ok", "warn", "fail"]
 DoctorFacts = SimpleNamespace
@@ -19,7 +22,7 @@ class Finding(NamedTuple):
     """One line of the report: the verdict of a check.
 
     name: of the check, "" until a table adds it. found: the observed state. remedy: what to do, ""
-    if nothing.
+    if nothing, and until a table adds that of the check.
     """
 
     name: str
@@ -33,17 +36,17 @@ def ok(found: str) -> Finding:
     return Finding("", "ok", found)
 
 
-def warn(found: str, remedy: str) -> Finding:
+def warn(found: str, remedy: str = "") -> Finding:
     """Return the verdict of a state that slows or endangers a job."""
     return Finding("", "warn", found, remedy)
 
 
-def fail(found: str, remedy: str) -> Finding:
+def fail(found: str, remedy: str = "") -> Finding:
     """Return the verdict of a state in which a job can't run."""
     return Finding("", "fail", found, remedy)
 
 
-def ok_if(is_well: bool, found: str, remedy: str) -> Finding:
+def ok_if(is_well: bool, found: str, remedy: str = "") -> Finding:
     """Return the verdict of a healthy state, or else a warning of the same state."""
     return ok(found) if is_well else warn(found, remedy)
 
@@ -97,6 +100,7 @@ class CheckTable:
             found = check.judge(facts)
             for verdict in (found,) if found is None or isinstance(found, Finding) else found:
                 if verdict is not None:
-                    yield verdict._replace(name=check.name)
+                    own = "" if verdict.status == "ok" else texts_of(check.judge)[0]
+                    yield verdict._replace(name=check.name, remedy=verdict.remedy or own)
                 if check.is_gate and (verdict is None or verdict.status == "fail"):
                     return

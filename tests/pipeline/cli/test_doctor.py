@@ -126,7 +126,8 @@ def test_a_check_is_one_function() -> None:
 
     @table.check("disk", lambda _: {"free_bytes": 7})
     def judge_disk(facts: DoctorFacts) -> Iterator[Finding]:
-        yield from [fail(f"{facts.free_bytes} free", "Buy one.")] * 2
+        """Buy one."""
+        yield from [fail(f"{facts.free_bytes} free")] * 2
 
     @table.check("power", is_gate=True)
     def judge_power(facts: DoctorFacts) -> Finding | None:

@@ -11,9 +11,9 @@ import importlib.metadata
 import os
 import platform
 import statistics
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from rich.table import Table
@@ -25,23 +25,17 @@ from penstock.pipeline.bench.measurement import BUSY_NOISE
 from penstock.pipeline.report import ceiling_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.console import Console
 
-    from penstock.pipeline.bench.loader_comparison import LoaderComparison, LoaderFigures
-    from penstock.pipeline.bench.measured_run import MeasuredRun, RunFigures
+    from penstock.pipeline.bench.loader_comparison import LoaderComparison
+    from penstock.pipeline.bench.measured_run import RunFigures
     from penstock.pipeline.bench.measurement import BenchResult
     from penstock.pipeline.report import Rate
 
 
-_DISTRIBUTIONS = {
-    "penstock": ("penstock",),
-    "torch": ("torch",),
-    "dali": ("nvidia-dali-cuda130", "nvidia-dali-cuda120"),
-    "pillow": ("pillow",),
-    "numpy": ("numpy",),
-}
+_DALI = ("nvidia-dali-cuda130", "nvidia-dali-cuda120")
 
 
 def machine() -> dict[str, Any]:
@@ -60,11 +54,9 @@ def versions(*distributions: str) -> dict[str, str]:
     """Return the versions of Python and of the relevant packages that are installed, including
     those named in `distributions`."""
     found = {"python": platform.python_version()}
-    named = _DISTRIBUTIONS | {name: (name,) for name in distributions}
-    for name, candidates in named.items():
-        for distribution in candidates:
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                found[name] = importlib.metadata.version(distribution)
+    for name in ("penstock", "torch", *_DALI, "pillow", "numpy", *distributions):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found["dali" if name in _DALI else name] = importlib.metadata.version(name)
     return found
 
 
@@ -74,26 +66,17 @@ _FREE_CORES = 0.75
 _STAGE_TITLES = {"augment": "decode + augment", "python": "Python's part"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageRow:
-    """The rate of one stage alone. note: of the limiting stage, what the judged run reached."""
-
-    title: str
-    rate: Rate
-    note: str = ""
-
-
-def stage_rows(result: BenchResult) -> tuple[list[StageRow], MeasuredRun]:
-    """Return the stages that were measured alone, and the run with which the verdict compares the
-    limiting one."""
-    limit = ceiling_of(result.diagnosis.limit, result.ceilings)
-    share, rows = result.diagnosis.of_ceiling, []
+def stage_rows(result: BenchResult) -> list[tuple[str, Rate, str]]:
+    """Return title and rate of the stages that were measured alone, and of the limiting one what
+    the judged run reached."""
+    limit, share = ceiling_of(result.diagnosis.limit, result.ceilings), result.diagnosis.of_ceiling
+    rows = []
     for name, rate in result.ceilings.stages().items():
         note = ""
         if limit is not None and name == limit[0] and share is not None:
             note = f"the limit: reached {share:.0%}" if share <= 1 else "the limit"
-        rows.append(StageRow(title=_STAGE_TITLES.get(name, name), rate=rate, note=note))
-    return rows, result.raw if limit is None else result.main_run
+        rows.append((_STAGE_TITLES.get(name, name), rate, note))
+    return rows
 
 
 def as_json(result: BenchResult) -> dict[str, Any]:
@@ -122,9 +105,9 @@ def as_json(result: BenchResult) -> dict[str, Any]:
         "stepped_bytes_by_tier": dict(main.bytes_by_tier) if has_step else None,
         "predicted": found.predicted_samples_per_s,
         "ceilings": {name: asdict(rate) for name, rate in result.ceilings.stages().items()},
-        "against": {name: asdict(figures) for name, figures in loader_figures(result).items()},
-        "against_ours": None if loaders is None or loaders.ours is None else asdict(loaders.ours),
-        "skipped": {} if loaders is None else dict(loaders.skipped),
+        "against": {name: asdict(figures) for name, figures in loaders.results.items()},
+        "against_ours": None if loaders.ours is None else asdict(loaders.ours),
+        "skipped": dict(loaders.skipped),
         "failed": None if result.loaders_error is None else str(result.loaders_error),
         "url": workload.place,
         "augment": workload.recipe.name,
@@ -142,11 +125,6 @@ def as_json(result: BenchResult) -> dict[str, Any]:
     }
 
 
-def loader_figures(result: BenchResult) -> Mapping[str, LoaderFigures]:
-    """Return the figures of the other loaders that played, by name."""
-    return {} if result.loaders is None else result.loaders.results
-
-
 def fed_step_ms(result: BenchResult) -> float:
     """Return the shortest training step of a batch, in milliseconds, that never waits for data at
     this rate."""
@@ -160,15 +138,15 @@ def show_result(result: BenchResult, console: Console) -> None:
         console.print(_title("Settings tried"), _search_table(result), sep="\n", end="\n\n")
     console.print(_head(result), soft_wrap=True)
     console.print(_figures(result))
-    if stages := stage_rows(result)[0]:
+    if stages := stage_rows(result):
         console.print(_title("Each stage on its own"), _stages(stages), sep="\n")
-    if result.loaders is not None:
-        _show_loaders(result.loaders, console)
+    _show_loaders(result.loaders, console)
     found = result.diagnosis
     before, advice, after = found.verdict.partition(found.advice or "\0")
     console.print(Text(f"\n{before.strip()}", style="bold"), soft_wrap=True)
-    for line in ([f"{advice}{after}"] if advice else []) + list(_hints(result)):
-        console.print(Text(line), soft_wrap=True)
+    for line in (f"{advice}{after}", *_hints(result)):
+        if line:
+            console.print(Text(line), soft_wrap=True)
     workload = result.workload
     if not workload.recipe.reads_only:  # no user's loader only reads
         code = f"{workload.imports}\nloader = {workload.line(result.setup)}"
@@ -211,21 +189,20 @@ def _figures(result: BenchResult) -> Table:
     table.add_row("samples", f"{raw.samples_per_s:,.0f}/s", _megabytes(raw))
     table.add_row("CPU", f"{raw.cpu_s_per_1000:.2f} s", "per 1,000 samples")
     table.add_row("first batch", f"{raw.first_batch_s:.2f} s", "imports not counted")
+    wait = f"{1000 * main.wait_p50_s:,.1f} ms"
+    p99 = f"p50; p99 {1000 * main.wait_p99_s:,.1f} ms, over {main.batches:,} batches"
     if result.stepped is None:
-        table.add_row("a batch every", f"{1000 * main.wait_p50_s:,.1f} ms", _p99(result))
-    else:
-        fed = f"{main.samples_per_s:,.0f}/s"
-        table.add_row("with the step", fed, _megabytes(main))
-        step = f"{1000 * workload.step_s:,.4g} ms a step of {result.setup.batch_size}"
-        step += f", {workload.accelerator}" if workload.accelerator else ""
-        table.add_row("waits for a batch", f"{1000 * main.wait_p50_s:,.1f} ms", _p99(result))
-        floor = f"; a loader without any cost would reach {result.floor_au:.2f} %"
-        table.add_row("accelerator used", f"{main.au:.2f} %", f"{step}{floor}")
-    if result.stepped is None:
+        table.add_row("a batch every", wait, p99)
         table.add_row("read", *_tiers(raw))
-    else:
-        table.add_row("read, with the step", *_tiers(main))
-        table.add_row("read, without", *_tiers(raw))
+        return table
+    table.add_row("with the step", f"{main.samples_per_s:,.0f}/s", _megabytes(main))
+    table.add_row("waits for a batch", wait, p99)
+    step = f"{1000 * workload.step_s:,.4g} ms a step of {result.setup.batch_size}"
+    step += f", {workload.accelerator}" if workload.accelerator else ""
+    floor = f"a loader without any cost would reach {result.floor_au:.2f} %"
+    table.add_row("accelerator used", f"{main.au:.2f} %", f"{step}; {floor}")
+    table.add_row("read, with the step", *_tiers(main))
+    table.add_row("read, without", *_tiers(raw))
     return table
 
 
@@ -241,44 +218,30 @@ def _tiers(figures: RunFigures) -> tuple[str, str]:
     tiers = {"local files" if tier == "disk" else tier: size for tier, size in found if size}
     if not tiers:
         return "-", "not counted here"
-    parts = [f"{format_size(size)} from {name}" for name, size in tiers.items()]
-    where = ", ".join(parts) if len(parts) > 1 else "".join(f"from {name}" for name in tiers)
-    return format_size(sum(tiers.values())), where
+    if len(tiers) == 1:
+        return format_size(sum(tiers.values())), f"from {next(iter(tiers))}"
+    parts = (f"{format_size(size)} from {name}" for name, size in tiers.items())
+    return format_size(sum(tiers.values())), ", ".join(parts)
 
 
-def _p99(result: BenchResult) -> str:
-    main = result.main_run.figures
-    return f"p50; p99 {1000 * main.wait_p99_s:,.1f} ms, over {main.batches:,} batches"
-
-
-def _stages(rows: Sequence[StageRow]) -> Table:
+def _stages(rows: Sequence[tuple[str, Rate, str]]) -> Table:
     table = _table("stage", "samples/s", "MB/s", "CPU s/1,000", "")
-    for row in rows:
-        table.add_row(
-            row.title,
-            f"{row.rate.samples_per_s:,.0f}",
-            f"{row.rate.bytes_per_s / 1e6:,.1f}" if row.rate.bytes_per_s else "-",
-            f"{row.rate.cpu_s_per_1000:.2f}",
-            row.note,
-            style="bold" if row.note else "",
-        )
+    for title, rate, note in rows:
+        size = f"{rate.bytes_per_s / 1e6:,.1f}" if rate.bytes_per_s else "-"
+        figures = f"{rate.samples_per_s:,.0f}", size, f"{rate.cpu_s_per_1000:.2f}"
+        table.add_row(title, *figures, note, style="bold" if note else "")
     return table
 
 
 def _show_loaders(loaders: LoaderComparison, console: Console) -> None:
     table = _table("loader", "samples/s", "CPU s/1,000", "Penstock is")
     rows = {OURS: loaders.ours} if loaders.ours is not None else {}
-    for name, figures in (rows | dict(loaders.results)).items():
-        table.add_row(
-            name,
-            f"{figures.samples_per_s:,.0f}",
-            f"{figures.cpu_s_per_1000:.2f}",
-            "" if name == OURS else f"{figures.ratio:.2f} x as fast",
-        )
+    for name, each in (rows | dict(loaders.results)).items():
+        ratio = "" if name == OURS else f"{each.ratio:.2f} x as fast"
+        table.add_row(name, f"{each.samples_per_s:,.0f}", f"{each.cpu_s_per_1000:.2f}", ratio)
     if loaders.results:
-        console.print(
-            _title("Other loaders, in turns"), table, loaders.note, sep="\n", soft_wrap=True
-        )
+        title = _title("Other loaders, in turns")
+        console.print(title, table, loaders.note, sep="\n", soft_wrap=True)
     for name, how in loaders.skipped.items():
         line = f"{name} was left out because it isn't installed. {how}"
         console.print(Text(line), style="yellow", soft_wrap=True)
@@ -289,14 +252,9 @@ def _search_table(result: BenchResult) -> Table:
     settings = ("num_workers", "prefetch_factor", "batch_size", "read")
     table = _table(*settings, "samples/s", "runs", "")
     for setup, runs in result.search.runs.items():
-        chosen = setup == result.setup
-        table.add_row(
-            *(str(getattr(setup, name)) for name in settings),
-            f"{statistics.median(runs):,.0f}",
-            str(len(runs)),
-            "chosen" if chosen else "",
-            style="bold" if chosen else "",
-        )
+        word, style = ("chosen", "bold") if setup == result.setup else ("", "")
+        values = (str(getattr(setup, name)) for name in settings)
+        table.add_row(*values, f"{statistics.median(runs):,.0f}", str(len(runs)), word, style=style)
     return table
 
 
@@ -357,16 +315,14 @@ def check_plot(path: Path) -> None:
 
 
 def plot(result: BenchResult, path: Path) -> None:
-    """Write the picture. Raises what `check_plot` raises, and OSError if writing fails."""
-    check_plot(path)
-    figure = draw(result)
-    figure.savefig(path, dpi=150)
+    """Write the picture to a path that `check_plot` accepts. Raises OSError if writing fails."""
+    draw(result).savefig(path, dpi=150)
 
 
 def draw(result: BenchResult) -> Any:
     """Draw the result as a matplotlib figure."""
     charts = [("Samples a second: the run, and each stage on its own", bars_of(result))]
-    if loader_figures(result):
+    if result.loaders.results:
         charts.append(("Samples a second, played in turns", _loaders(result)))
     heights = [_BAR_INCHES * (len(bars) + 1.6) for _, bars in charts] + [2.2]
     figure = figure_type()(figsize=(_WIDTH_INCHES, sum(heights) + 1.6), layout="constrained")
@@ -375,19 +331,15 @@ def draw(result: BenchResult) -> Any:
         _draw_bars(place, bars, title=title)
     _draw_waits(axes[-1], result)
     workload, setup = result.workload, result.setup
-    figure.suptitle(
+    title = (
         f"{workload.place}\n{workload.recipe.name}, batches of {setup.batch_size}, "
-        f"{workload.device}, {setup.num_workers} decode threads, {result.date:%Y-%m-%d}",
-        fontsize=10,
-        color=_INK,
-        x=0.01,
-        ha="left",
+        f"{workload.device}, {setup.num_workers} decode threads, {result.date:%Y-%m-%d}"
     )
+    figure.suptitle(title, fontsize=10, color=_INK, x=0.01, ha="left")
     return figure
 
 
-@dataclass(frozen=True, slots=True)
-class _ChartBar:
+class _ChartBar(NamedTuple):
     """One bar of a chart, with the note behind its figure."""
 
     name: str
@@ -397,20 +349,22 @@ class _ChartBar:
 
 
 def bars_of(result: BenchResult) -> list[_ChartBar]:
-    """Return the bars of the run and of each stage; the limiting stage is highlighted."""
-    rows, run = stage_rows(result)
-    bars = [_ChartBar("this run", run.figures.samples_per_s, _OURS)]
-    for row in rows:
-        colour = _LIMIT if row.note else _OTHER
-        bars.append(_ChartBar(row.title, row.rate.samples_per_s, colour, row.note))
-    return bars
+    """Return the bars of the judged run and of each stage; the limiting stage is highlighted."""
+    is_raw = ceiling_of(result.diagnosis.limit, result.ceilings) is None
+    run = result.raw if is_raw else result.main_run
+    return [
+        _ChartBar("this run", run.figures.samples_per_s, _OURS),
+        *(
+            _ChartBar(title, rate.samples_per_s, _LIMIT if note else _OTHER, note)
+            for title, rate, note in stage_rows(result)
+        ),
+    ]
 
 
 def _loaders(result: BenchResult) -> list[_ChartBar]:
-    assert result.loaders is not None
     ours = result.loaders.ours
     bars = [_ChartBar(OURS, ours.samples_per_s, _OURS)] if ours is not None else []
-    for name, figures in loader_figures(result).items():
+    for name, figures in result.loaders.results.items():
         note = f"Penstock is {figures.ratio:.2f} x as fast"
         bars.append(_ChartBar(name, figures.samples_per_s, _OTHER, note))
     return bars
@@ -423,10 +377,11 @@ def _draw_bars(axes: Any, bars: list[_ChartBar], *, title: str) -> None:
     lengths = [min(bar.samples_per_s, most) for bar in bars]
     colours = [bar.colour for bar in bars]
     drawn = axes.barh([bar.name for bar in bars], lengths, color=colours, height=0.68)
-    labels = []
-    for bar in bars:
-        beyond = " (beyond the axis)" if bar.samples_per_s > most else ""
-        labels.append(f"{bar.samples_per_s:,.0f}{beyond}{f', {bar.note}' if bar.note else ''}")
+    labels = [
+        f"{bar.samples_per_s:,.0f}{' (beyond the axis)' if bar.samples_per_s > most else ''}"
+        f"{', ' if bar.note else ''}{bar.note}"
+        for bar in bars
+    ]
     axes.bar_label(drawn, labels, padding=6, fontsize=9, color=_INK)
     axes.invert_yaxis()
     axes.set_xlim(0, _LABEL_ROOM * max(1.0, *lengths))
@@ -440,22 +395,18 @@ def _draw_waits(axes: Any, result: BenchResult) -> None:
     waits_ms = 1000 * np.array(run.waits_s)
     every = max(1, len(waits_ms) // _MOST_POINTS)
     # Each group shows its longest wait, because spikes matter most.
-    shown = np.array(
-        [part.max() for part in np.split(waits_ms, range(every, len(waits_ms), every))]
-    )
+    shown = np.maximum.reduceat(waits_ms, np.arange(0, len(waits_ms), every))
     axes.plot(every * np.arange(len(shown)), shown, color=_OURS, linewidth=1, marker=".", ms=4)
-    lines = [("p50", run.figures.wait_p50_s), ("p99", run.figures.wait_p99_s)]
+    figures = run.figures
+    lines = [("p50", figures.wait_p50_s, _INK, ":"), ("p99", figures.wait_p99_s, _LIMIT, "--")]
     if result.stepped is not None:
-        lines.append(("step", run.figures.step_s))
-    styles = {"p50": (_INK, ":"), "p99": (_LIMIT, "--"), "step": (_INK, "-")}
-    for name, value_s in lines:
-        colour, style = styles[name]
+        lines.append(("step", figures.step_s, _INK, "-"))
+    for name, value_s, colour, style in lines:
         label = f"{name} {1000 * value_s:,.1f} ms"
         axes.axhline(1000 * value_s, color=colour, linewidth=1, linestyle=style, label=label)
-    axes.legend(
-        loc="lower right", bbox_to_anchor=(1, 1), ncols=len(lines), frameon=False, fontsize=8
-    )
-    axes.set_ylim(0, max(1.15 * max(waits_ms.max(), *(1000 * v for _, v in lines)), 1e-3))
+    place = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": len(lines)}
+    axes.legend(**place, frameon=False, fontsize=8)
+    axes.set_ylim(0, max(1.15 * max(waits_ms.max(), *(1000 * line[1] for line in lines)), 1e-3))
     axes.set_xlabel("batch", fontsize=9, color=_INK)
     axes.grid(axis="y", color="#e3e8eb", linewidth=0.8)
     what = "after each step" if result.stepped is not None else "without a step"

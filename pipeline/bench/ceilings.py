@@ -87,10 +87,8 @@ def measure_ceilings(
         columns = dataset.values(name, some)
         there = [row for row, image in enumerate(columns.encoded(name).encoded) if len(image)]
         if there:
-            bare = check_recipe(
-                without_augmenting(recipe.ops, has_one_size=recipe.sizes.fixed is not None),
-                images=dataset.contents.images[name],
-            )
+            ops = without_augmenting(recipe.ops, has_one_size=recipe.sizes.fixed is not None)
+            bare = check_recipe(ops, images=dataset.contents.images[name])
             batch, share = columns.take(there).encoded(name), len(there) / len(some)
             fields.append(stages.measure(batch, recipe, bare, share=share))
     if not fields:
@@ -167,10 +165,8 @@ def _cached_shards(dataset: Source) -> NDArray[np.bool_] | None:
     remote = dataset.remote_shards
     if remote is None:
         return None
-    near = np.zeros(len(dataset.contents.sizes), np.bool_)
-    for shard in range(min(_CHECKED_SHARDS, len(near))):
-        near[shard] = remote.is_whole(shard)
-    return near
+    shards = range(len(dataset.contents.sizes))
+    return np.array([shard < _CHECKED_SHARDS and remote.is_whole(shard) for shard in shards])
 
 
 def _rows(
@@ -262,24 +258,20 @@ class ImageStages:
     ) -> Ceilings:
         """Measure the stages of one field. bare: the recipe `without_augmenting`. share: of the
         samples that have an image."""
-        decode, augment, python = (
+        timers = [_RecipeTimer(each, batch, self) for each in (bare, recipe)]
+        timers.append(_RecipeTimer(recipe, batch, self, constant=True))
+        rates = [
             # Convert a rate of images to one of samples.
             replace(
                 rate,
                 samples_per_s=rate.samples_per_s / share,
                 cpu_s_per_1000=rate.cpu_s_per_1000 * share,
             )
-            for rate in self._play_in_turns(
-                _RecipeTimer(bare, batch, self),
-                _RecipeTimer(recipe, batch, self),
-                _RecipeTimer(recipe, batch, self, constant=True),
-            )
-        )
+            for rate in self._play_in_turns(timers)
+        ]
         return Ceilings(
-            decode=decode,
-            augment=augment,
+            **dict(zip(("decode", "augment", "python"), rates, strict=True)),
             copy=self._copy(batch) if self.device.startswith("cuda") else None,
-            python=python,
             progressive=self._progressive_cost(batch, bare),
         )
 
@@ -290,7 +282,7 @@ class ImageStages:
 
             torch.cuda.current_stream().synchronize()
 
-    def _play_in_turns(self, *timers: _RecipeTimer) -> list[Rate]:
+    def _play_in_turns(self, timers: Sequence[_RecipeTimer]) -> list[Rate]:
         """Measure recipes in turns, so that other load on the machine slows them equally."""
         with contextlib.ExitStack() as opened:
             for timer in timers:
@@ -329,11 +321,10 @@ class ImageStages:
             # On a busy machine CPU time varies less than elapsed time.
             (rate.cpu_s_per_1000 if self.device == "cpu" else 1000 / rate.samples_per_s)
             / float(np.prod(each.dims, axis=1, dtype=np.int64).mean())
-            for rate, each in zip(self._play_in_turns(*timers), pair, strict=True)
+            for rate, each in zip(self._play_in_turns(timers), pair, strict=True)
         )
-        return ProgressiveCost(
-            times=progressive / baseline, images=len(pair[0].encoded), of_twins=of_twins
-        )
+        images = len(pair[0].encoded)
+        return ProgressiveCost(times=progressive / baseline, images=images, of_twins=of_twins)
 
 
 @dataclass(eq=False)
@@ -394,10 +385,8 @@ class _RecipeTimer:
         return len(self._few.encoded), sum(map(len, self._few.encoded))
 
     def _feed(self) -> None:
-        draws = draw(
-            self.recipe, ids=self._few.ids, dims=self._few.dims, seed=0, epoch=next(self.epochs)
-        )
-        self._graph.feed(self._few, draws)
+        few, epoch = self._few, next(self.epochs)
+        self._graph.feed(few, draw(self.recipe, ids=few.ids, dims=few.dims, seed=0, epoch=epoch))
 
     def _collect(self) -> None:
         self._graph.outputs()
@@ -427,11 +416,10 @@ def _few(batch: EncodedBatch, rows: NDArray[np.int64]) -> list[int]:
 def _twins(batch: EncodedBatch, rows: Sequence[int]) -> tuple[EncodedBatch, EncodedBatch] | None:
     """Return progressive images and their baseline copies; None if none can be rewritten."""
     try:
-        twins = {
-            row: twin for row in rows if (twin := baseline_twin(batch.encoded[row])) is not None
-        }
+        every = {row: baseline_twin(batch.encoded[row]) for row in rows}
     except MissingDependencyError:
         return None
+    twins = {row: twin for row, twin in every.items() if twin is not None}
     if not twins:
         return None
     these = _some_of(batch, list(twins))
@@ -448,11 +436,11 @@ def without_augmenting(ops: tuple[Operation, ...], *, has_one_size: bool = True)
     size."""
     bare: list[Operation] = []
     is_behind = False
+    tiny = Resize((_TINY, _TINY), antialias=False)
     for op in ops:
         changed: Any = op
         if isinstance(op, GeometricOperation) and op.gives_lists:  # full images are decoded for it
-            changed = Resize((_TINY, _TINY), antialias=False)
-            is_behind = True
+            changed, is_behind = tiny, True
         elif isinstance(op, GeometricOperation) and op.resize is not None:
             changed = replace(changed, size=_smaller(changed.size), antialias=False)
             is_behind = True
@@ -465,7 +453,7 @@ def without_augmenting(ops: tuple[Operation, ...], *, has_one_size: bool = True)
             continue
         bare.append(changed)
     if not has_one_size and not is_behind:
-        bare.append(Resize((_TINY, _TINY), antialias=False))
+        bare.append(tiny)
     return bare
 
 

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -38,8 +38,7 @@ _DIGITS = 19  # of the largest int64: folders sort by name as labels do
 _CHUNK = 256  # samples a read; a remote set's shards are fetched one or a few at a time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Export:
+class Export(NamedTuple):
     """samples: how many were written. same_labels: the files' class folders in order give each
     sample the label that it has in the dataset; not so where labels are missing or start above 0.
     """
@@ -56,7 +55,7 @@ def export_files(dataset: Source, folder: Path, *, most_samples: int | None = No
     WriteError's base OSError where the folder can't be written.
     """
     contents = dataset.contents
-    count = min(contents.samples, most_samples if most_samples is not None else contents.samples)
+    count = contents.samples if most_samples is None else min(contents.samples, most_samples)
     images = image_fields(contents.schema, dataset.fields)
     classes = class_field(contents.schema, dataset.fields)
     if not images:
@@ -71,10 +70,9 @@ def export_files(dataset: Source, folder: Path, *, most_samples: int | None = No
             if label not in seen:
                 seen.add(label)
                 place.mkdir(parents=True, exist_ok=True)
-            (place / f"{number:012d}.{_suffix(encoded[:IMAGE_HEAD_BYTES].tobytes())}").write_bytes(
-                encoded.data
-            )
-    return Export(samples=count, same_labels=classes is not None and seen == set(range(len(seen))))
+            suffix = _suffix(encoded[:IMAGE_HEAD_BYTES].tobytes())
+            (place / f"{number:012d}.{suffix}").write_bytes(encoded.data)
+    return Export(count, classes is not None and seen == set(range(len(seen))))
 
 
 def _suffix(head: bytes) -> str:
@@ -156,29 +154,18 @@ def compare_loaders(
                 f"batch_size: got {batch_size}, but there are only {samples} samples. Pass a "
                 "smaller batch size."
             )
-        work = Work(
-            folder=folder,
-            pack=own,
-            scratch=Path(place),
-            batch_size=batch_size,
-            size=crop,
-            workers=workers,
-        )
+        sizes = {"batch_size": batch_size, "size": crop, "workers": workers}
+        work = Work(folder=folder, pack=own, scratch=Path(place), **sizes)
         played = ["penstock", *there]
-        done = compare(
-            played,
-            work,
-            rounds=ROUNDS,
-            size=size,
-            progress=progress and (lambda count: progress(count / (ROUNDS * len(played)))),
-        )
+        report = progress and (lambda count: progress(count / (ROUNDS * len(played))))
+        done = compare(played, work, rounds=ROUNDS, size=size, progress=report)
     results = {
         name: LoaderFigures(
-            samples_per_s=summary.images_per_s.median,
-            cpu_s_per_1000=summary.cpu_s_per_1000.median,
-            ratio=summary.speed_ratio.median,
+            samples_per_s=one.images_per_s.median,
+            cpu_s_per_1000=one.cpu_s_per_1000.median,
+            ratio=one.speed_ratio.median,
         )
-        for name, summary in done.summaries.items()
+        for name, one in done.summaries.items()
     }
     ours = results.pop("penstock")
     return LoaderComparison(results=results, ours=ours, skipped=skipped, note=note)
@@ -196,11 +183,9 @@ def check_comparable(dataset: Source, recipe: Recipes) -> None:
 
 def crop_of(recipe: Recipes) -> int:
     """Return the size of imagenet_train's crops. Raises ConfigError for any other recipe."""
-    for operation in recipe if not isinstance(recipe, Mapping) else ():
-        if not isinstance(operation, RandomResizedCrop):
-            continue
-        if tuple(recipe) == imagenet_train(operation.size):
-            height, width = operation.height_width
+    for each in recipe if not isinstance(recipe, Mapping) else ():
+        if isinstance(each, RandomResizedCrop) and tuple(recipe) == imagenet_train(each.size):
+            height, width = each.height_width
             if height == width:
                 return height
     raise ConfigError(
@@ -221,8 +206,8 @@ def _compared_files(dataset: Source, place: Path, most_samples: int) -> tuple[Pa
     if home is None or not done.same_labels or done.samples < whole:
         note = f"All loaders read a local copy of {done.samples} of {whole} samples as files."
         return copy, copy, done.samples, note
-    note = f"The other loaders read the {whole} samples as files; Penstock reads the dataset in "
-    return copy, home, whole, f"{note}place."
+    note = f"The other loaders read the {whole} samples as files; Penstock reads them in place."
+    return copy, home, whole, note
 
 
 def _local_path(dataset: Source) -> Path | None:
@@ -235,8 +220,6 @@ def _local_path(dataset: Source) -> Path | None:
 
 def _is_labelled_folder(dataset: Source, folder: Path) -> bool:
     """Return True if the files of a folder are exactly the dataset's samples, with its classes."""
-    return (
-        dataset.contents.is_file_per_sample
-        and class_field(dataset.schema, dataset.fields) is not None
-        and len(list_files(folder)) == len(dataset)
-    )
+    has_classes = class_field(dataset.schema, dataset.fields) is not None
+    is_folder = has_classes and dataset.contents.is_file_per_sample
+    return is_folder and len(list_files(folder)) == len(dataset)

@@ -15,6 +15,7 @@ import os
 import statistics
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, Protocol
@@ -193,19 +194,26 @@ def play(
         _wait_for_batch(first)
         first_batch_s = clock.now_s() - began
         del first
-        _settle(batches, step_s, settle // 2, seconds, clock)
-        # The first call may measure the cores: consume the batches that became ready meanwhile.
-        loader.statistics()
-        _settle(batches, step_s, settle - settle // 2, seconds, clock)
-        before, cpu_s = loader.statistics(), tree_cpu_s()
-        report = _ShareReporter(progress, seconds)
-        steps = play_steps(
-            batches, step_s, lambda n, s: report(s) >= seconds and n >= _LEAST_BATCHES, clock
-        )
+        # The first call of statistics() may measure the cores: consume what became ready meanwhile.
+        for least in (settle // 2, settle - settle // 2):
+            is_settled = partial(_is_settled, least, _SETTLE_SHARE / 2 * seconds)
+            play_steps(batches, step_s, is_settled, clock)
+            before = loader.statistics()
+        cpu_s, shown_s = tree_cpu_s(), 0.0
+
+        def is_enough(steps: int, elapsed_s: float) -> bool:
+            nonlocal shown_s
+            if progress is not None and elapsed_s >= shown_s:  # rarely: it costs CPU time, too
+                progress(min(1.0, elapsed_s / seconds))
+                shown_s = elapsed_s + _REPORT_EVERY_S
+            return elapsed_s >= seconds and steps >= _LEAST_BATCHES
+
+        steps = play_steps(batches, step_s, is_enough, clock)
         cpu_s, after = tree_cpu_s() - cpu_s, loader.statistics()
     finally:
         loader.close()
     facts, waits_s = growth(after.facts, before.facts), np.array(steps.waits_s)
+    p50_s, p99_s = np.quantile(waits_s, (0.5, 0.99)).tolist()
     figures = RunFigures(
         samples=steps.samples,
         batches=len(waits_s),
@@ -213,8 +221,8 @@ def play(
         bytes=facts.bytes_read if sample_bytes is None else round(sample_bytes * steps.samples),
         cpu_s=cpu_s,
         first_batch_s=first_batch_s,
-        wait_p50_s=float(np.quantile(waits_s, 0.5)),
-        wait_p99_s=float(np.quantile(waits_s, 0.99)),
+        wait_p50_s=p50_s,
+        wait_p99_s=p99_s,
         wait_share=float(waits_s.sum() / steps.elapsed_s),
         step_s=float(np.median(steps.computes_s)) if step_s else 0.0,
         au=steps.au if step_s else 0.0,
@@ -226,12 +234,8 @@ def play(
     return MeasuredRun(figures=figures, facts=facts, waits_s=tuple(steps.waits_s))
 
 
-def _settle(
-    batches: Iterator[Any], step_s: float, count: int, seconds: float, clock: Clock
-) -> None:
-    """Consume up to `count` batches, for half of the time that all settling may take."""
-    most_s = _SETTLE_SHARE / 2 * seconds
-    play_steps(batches, step_s, lambda n, s: n >= count or (n >= 1 and s > most_s), clock)
+def _is_settled(least: int, most_s: float, steps: int, elapsed_s: float) -> bool:
+    return steps >= least or (steps >= 1 and elapsed_s > most_s)
 
 
 def floor_au(batch: Any, *, step_s: float, seconds: float, clock: Clock = _CLOCK) -> float:
@@ -306,17 +310,3 @@ def _wait_for_batch(batch: Any) -> None:
         import torch
 
         torch.cuda.current_stream(first.device).synchronize()
-
-
-class _ShareReporter:
-    """Call a progress callback with the completed share, rarely: a call costs CPU time, too."""
-
-    def __init__(self, progress: Callable[[float], None] | None, seconds: float) -> None:
-        self._progress, self._seconds = progress, seconds
-        self._next_s = 0.0
-
-    def __call__(self, elapsed_s: float) -> float:
-        if self._progress is not None and elapsed_s >= self._next_s:
-            self._progress(min(1.0, elapsed_s / self._seconds))
-            self._next_s = elapsed_s + _REPORT_EVERY_S
-        return elapsed_s

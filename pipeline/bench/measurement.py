@@ -17,7 +17,7 @@ import statistics
 import tempfile
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.cache import PenstockError, ordered
@@ -26,11 +26,11 @@ from penstock.pipeline.bench.ceilings import measure_ceilings, remote_ranges
 from penstock.pipeline.bench.loader_comparison import (
     ROUND,
     ROUNDS,
+    LoaderComparison,
     check_comparable,
     compare_loaders,
 )
 from penstock.pipeline.bench.measured_run import MeasuredRun, floor_au, import_all, play
-from penstock.pipeline.bench.workload import LoaderSettings
 from penstock.pipeline.feed import mapped_fields
 from penstock.pipeline.report import Diagnosis, diagnose
 from penstock.readers.fieldtypes import image_fields
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.augment import CheckedRecipe
-    from penstock.pipeline.bench.loader_comparison import LoaderComparison
     from penstock.pipeline.bench.workload import LoaderSettings, Workload
     from penstock.pipeline.report import Ceilings
     from penstock.readers import Source
@@ -77,7 +76,7 @@ class BenchResult:
     raw: the run that consumes batches as fast as they arrive. stepped: the run with the emulated
     step, made before raw; None without a step. floor_au: the AU, in per cent, of a loader without
     any cost on this machine; None without a step. search: the result of --tune. loaders: the
-    comparison with other loaders; None if none was requested, or if one failed with loaders_error.
+    comparison with other loaders; empty if none was requested, or if one failed with loaders_error.
     """
 
     workload: Workload
@@ -90,7 +89,7 @@ class BenchResult:
     diagnosis: Diagnosis
     search: SearchResult | None
     date: datetime.datetime
-    loaders: LoaderComparison | None = None
+    loaders: LoaderComparison = field(default_factory=LoaderComparison)
     loaders_error: PenstockError | None = None
 
     @property
@@ -151,8 +150,7 @@ def bench(
             date=datetime.datetime.now(datetime.UTC).replace(microsecond=0),
         )
     try:
-        played = _play_loaders(result, loaders, progress) if loaders else None
-        return replace(result, loaders=played)
+        return replace(result, loaders=_play_loaders(result, loaders, progress))
     except PenstockError as error:
         return replace(result, loaders_error=error)
 
@@ -197,10 +195,8 @@ def _search(
     seconds = max(_LEAST_SEARCH_RUN_S, _SEARCH_RUN_SHARE * workload.seconds)
 
     def measure(setup: LoaderSettings) -> float:
-        what = (
-            f"trying {setup.num_workers} threads, {setup.prefetch_factor} batches ahead, batches "
-            f"of {setup.batch_size}, {setup.read}"
-        )
+        batches = f"{setup.prefetch_factor} batches of {setup.batch_size} ahead"
+        what = f"trying {setup.num_workers} threads, {batches}, {setup.read}"
         run = _play(workload, dataset, setup, progress, what=what, seconds=seconds)
         return run.figures.samples_per_s
 
@@ -240,6 +236,8 @@ def _play_loaders(
     result: BenchResult, loaders: Sequence[str], progress: ProgressReport
 ) -> LoaderComparison:
     """Play rounds in turns. All of Penstock's rounds take about as long as one measured run."""
+    if not loaders:
+        return LoaderComparison()
     progress("other loaders", 0.0)
     workload, rate = result.workload, result.raw.figures.samples_per_s / result.setup.batch_size
     timed = min(ROUND.timed, max(_LEAST_TIMED, round(rate * workload.seconds / ROUNDS)))
@@ -311,51 +309,37 @@ def tune(
     axes: each contains start's own value. measure: returns the samples/s of a short run. Raises
     what measure raises.
     """
-    search = _SettingsSearch(measure)
-    low, high = sorted((search.run(start), search.run(start)))
+    runs: dict[LoaderSettings, list[float]] = {}
+
+    def run(setup: LoaderSettings) -> float:
+        runs.setdefault(setup, []).append(measure(setup))
+        return runs[setup][-1]
+
+    def beats(new: LoaderSettings, best: LoaderSettings, by: float) -> bool:
+        """Return True if a setup is faster by that share (if negative: slower by no more), in a
+        first run and in a second run of both: one lucky run is no reason to change."""
+        if run(new) <= (1 + by) * statistics.median(runs[best]):
+            return False
+        return run(new) > (1 + by) * run(best)
+
+    low, high = sorted((run(start), run(start)))
     noise = min(MOST_NOISE, max(LEAST_NOISE, (high - low) / high))
     best = start
     for axis in axes:
-        best = search.along(axis, best, noise)
-    return SearchResult(best=best, runs=search.runs, noise=noise)
-
-
-class _SettingsSearch:
-    """The runs of a search so far."""
-
-    def __init__(self, measure: Callable[[LoaderSettings], float]) -> None:
-        self._measure = measure
-        self.runs: dict[LoaderSettings, list[float]] = {}
-
-    def run(self, setup: LoaderSettings) -> float:
-        """Make one more run and return its samples/s."""
-        rate = self._measure(setup)
-        self.runs.setdefault(setup, []).append(rate)
-        return rate
-
-    def beats(self, new: LoaderSettings, best: LoaderSettings, *, by: float) -> bool:
-        """Return True if a setup is faster by that share (if negative: slower by no more), in a
-        first run and in a second run of both: one lucky run is no reason to change."""
-        if self.run(new) <= (1 + by) * statistics.median(self.runs[best]):
-            return False
-        return self.run(new) > (1 + by) * self.run(best)
-
-    def along(self, axis: Axis, best: LoaderSettings, noise: float) -> LoaderSettings:
-        """Return the best setup along one axis: search downwards first, then upwards if that found
-        nothing better."""
         begin = place = axis.values.index(getattr(best, axis.name))
         peak = best
+        # Search downwards first, then upwards if that found nothing better.
         for step, by in ((-1, -LEAST_NOISE if axis.tie else noise), (1, noise)):
             while 0 <= place + step < len(axis.values):
                 new = replace(best, **{axis.name: axis.values[place + step]})
                 # Compare with the fastest so far, so that several small losses don't add up.
-                if not self.beats(new, peak, by=by):
+                if not beats(new, peak, by):
                     break
                 best, place = new, place + step
-                peak = max(peak, new, key=lambda setup: statistics.median(self.runs[setup]))
+                peak = max(peak, new, key=lambda setup: statistics.median(runs[setup]))
             if place != begin:
                 break
-        return best
+    return SearchResult(best=best, runs=runs, noise=noise)
 
 
 _DISK_BYTES, _BLOCK, _READERS = 2**28, 2**20, 8

@@ -20,7 +20,7 @@ import math
 import sys
 import time
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -99,25 +99,17 @@ class Round:
     pixels: TensorFacts
 
     @classmethod
-    def of(
-        cls,
-        timed: StepTimes,
-        fed: StepTimes,
-        *,
-        cpu_s: float,
-        first_batch_s: float,
-        pixels: TensorFacts,
-    ) -> Round:
-        """Return the figures of timed batches and of batches with a step."""
+    def of(cls, timed: StepTimes, fed: StepTimes, *, cpu_s: float, **others: Any) -> Round:
+        """Return the figures of timed batches and of batches with a step. others: the figures that
+        don't follow from them."""
         wait_s, step_s, steps = sum(fed.waits_s), sum(fed.computes_s), max(1, len(fed.waits_s))
         return cls(
             images_per_s=timed.samples / timed.elapsed_s,
             cpu_s_per_1000=1000 * cpu_s / timed.samples,
-            first_batch_s=first_batch_s,
             wait_share=wait_s / (wait_s + step_s) if step_s else 0.0,
             batch_wait_ms=1000 * wait_s / steps,
             batch_step_ms=1000 * step_s / steps,
-            pixels=pixels,
+            **others,
         )
 
 
@@ -183,17 +175,20 @@ def differences(
     if not pooled:
         return
     chance = CHANCE * math.sqrt(1 / pixels.samples + 1 / reference.samples)
-    for what, tolerance in (("mean", MEAN_TOLERANCE), ("deviation", DEVIATION_TOLERANCE)):
+    spread, labels = (
+        max(getattr(pixels, what), getattr(reference, what))
+        for what in ("spread", "label_deviation")
+    )
+    label = (LABEL_TOLERANCE + chance) * labels
+    for what, shown, allowed in (
+        ("mean", "channels' mean", MEAN_TOLERANCE + chance * spread),
+        ("deviation", "channels' deviation", DEVIATION_TOLERANCE + chance * spread),
+        ("detail", "detail", DETAIL_TOLERANCE * max(pixels.detail, reference.detail)),
+        ("label_mean", "label_mean", label),
+        ("label_deviation", "label_deviation", label),
+    ):
         mine, wanted = getattr(pixels, what), getattr(reference, what)
-        apart = max(abs(a - b) for a, b in zip(mine, wanted, strict=True))
-        allowed = tolerance + chance * max(pixels.spread, reference.spread)
-        yield f"channels' {what}", mine, wanted, apart <= allowed
-    near = math.isclose(pixels.detail, reference.detail, rel_tol=DETAIL_TOLERANCE)
-    yield "detail", pixels.detail, reference.detail, near
-    allowed = (LABEL_TOLERANCE + chance) * max(reference.label_deviation, pixels.label_deviation)
-    for what in ("label_mean", "label_deviation"):
-        mine, wanted = getattr(pixels, what), getattr(reference, what)
-        yield what, mine, wanted, abs(mine - wanted) <= allowed
+        yield shown, mine, wanted, bool(np.max(np.abs(np.subtract(mine, wanted))) <= allowed)
 
 
 def pooled_facts(looks: Sequence[TensorFacts]) -> TensorFacts:
@@ -272,8 +267,7 @@ def compare(
     with contextlib.ExitStack() as stack:
         players = []
         for name in names:
-            players.append(Player(name, work))
-            stack.enter_context(players[-1])
+            players.append(stack.enter_context(Player(name, work)))
             players[-1].receive()  # its imports and its conversion are done
         size = _rehearse(players, work, size)
         for number in range(rounds):
@@ -283,10 +277,8 @@ def compare(
                 if progress is not None:
                     progress(sum(map(len, played.values())))
     check_same_work(_pixels(played), pooled=True)
-    first = played[names[0]]
-    return Comparison(
-        summaries={name: summarise(played[name], first) for name in names}, rounds=played, size=size
-    )
+    summaries = {name: summarise(played[name], played[names[0]]) for name in names}
+    return Comparison(summaries=summaries, rounds=played, size=size)
 
 
 def fitted_size(size: RoundSize, work: Work, *, rounds: int) -> RoundSize:

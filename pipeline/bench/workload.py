@@ -76,19 +76,12 @@ def recipe_named(name: str) -> NamedRecipe:
     user's recipe has no operations."""
     from penstock.augment import imagenet_eval, imagenet_train
 
-    known = {
-        "imagenet": (imagenet_train(224), "imagenet_train(224)"),
-        "imagenet-eval": (imagenet_eval(), "imagenet_eval()"),
-    }
-    if name in known:
-        operations, line = known[name]
-        return NamedRecipe(
-            name=name,
-            operations=tuple(operations),
-            shuffled=name == "imagenet",
-            line=line,
-            names=(line.partition("(")[0],),
-        )
+    if name == "imagenet":
+        line, names = "imagenet_train(224)", ("imagenet_train",)
+        return NamedRecipe(name=name, operations=imagenet_train(224), line=line, names=names)
+    if name == "imagenet-eval":
+        line, names, made = "imagenet_eval()", ("imagenet_eval",), imagenet_eval()
+        return NamedRecipe(name=name, operations=made, line=line, names=names, shuffled=False)
     if name in ("none", AUTO):
         return NamedRecipe(name=name, operations=(), reads_only=name == "none")
     module, colon, attribute = name.partition(":")
@@ -169,9 +162,8 @@ class WholeSamples(View):
     def read(self, rows: NDArray[np.int64], **options: Unpack[ReadOptions]) -> SampleBatch:
         """Read rows as the source does; without fields= the columns are dropped."""
         batch = self._source.read(rows, **options)
-        if options.get("fields") is not None:
-            return batch
-        return replace(batch, columns={}, present={})
+        is_whole = options.get("fields") is None
+        return replace(batch, columns={}, present={}) if is_whole else batch
 
     def close(self) -> None:
         """Close the source."""
@@ -238,8 +230,8 @@ class Workload:
         if size > samples:
             whose = f" ({self.accelerator}'s)" if self.accelerator else ""
             raise PlanError(
-                f"--batch-size: got {size}{whose}, but {self.place} has only {samples:,} samples, "
-                f"less than one batch. Pass --batch-size {samples} or less, or a larger dataset."
+                f"--batch-size: got {size}{whose}, but {self.place} has only {samples:,} samples. "
+                f"Pass --batch-size {samples} or less, or a larger dataset."
             )
         return LoaderSettings(
             batch_size=size,
@@ -279,16 +271,16 @@ class Workload:
         options = [f"batch_size={setup.batch_size}"]
         if self.recipe.shuffled:
             options += ["shuffle=True", "drop_last=True"]
-        if setup.num_workers != World(0, 1).threads(usable_cores()):
-            options.append(f"num_workers={setup.num_workers}")
-        if setup.prefetch_factor != (2 if self.recipe.shuffled else 1):
-            options.append(f"prefetch_factor={setup.prefetch_factor}")
+        for name, value, default in (
+            ("num_workers", setup.num_workers, World(0, 1).threads(usable_cores())),
+            ("prefetch_factor", setup.prefetch_factor, 2 if self.recipe.shuffled else 1),
+            ("device", self.device, "cpu"),
+            ("read", setup.read, READ_MODE),
+        ):
+            if value != default:
+                options.append(f"{name}={value!r}")
         if self.recipe.line:
             options.append(f"augment={self.recipe.line}")
-        if self.device != "cpu":
-            options.append(f"device={self.device!r}")
-        if setup.read != READ_MODE:
-            options.append(f"read={setup.read!r}")
         parts = [repr(self.place)]
         for name, value in self.data.items():
             if name == "storage_options" and value:  # they may contain a secret

@@ -61,7 +61,7 @@ def plan(
     from penstock.pipeline.bench import check_plot
     from penstock.pipeline.cli.dataset_report import part_table
     from penstock.pipeline.cli.plan_inputs import SetupChoice
-    from penstock.pipeline.cli.plan_report import plan_values, plot_plan, show_plan
+    from penstock.pipeline.cli.plan_report import draw_plan, plan_values, show_plan
     from penstock.pipeline.plan.sizing import forecast, unmet_utilisation
 
     given = given_options(context)
@@ -88,7 +88,7 @@ def plan(
         if mixture is not None:
             Console().print("\nThe first epoch:", part_table(mixture.summary))
     if plot is not None:
-        plot_plan(setup, plot, title=_title(options, found))
+        draw_plan(setup, title=_title(options, found)).savefig(plot, dpi=150)
         Console(stderr=as_json).print("Picture:", str(plot), markup=False, soft_wrap=True)
     if au is not None and (words := unmet_utilisation(found, au=au)):
         raise ConfigError(words)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.cache import ConfigError
 from penstock.cache.base import format_size, parse_rate, parse_size
@@ -45,48 +44,38 @@ def model_named(name: str) -> Accelerator:
         ) from None
 
 
-@dataclass(frozen=True, slots=True)
-class _Figure:
+class _Figure(NamedTuple):
     """How a figure of a setup is given and shown.
 
     name: among the assumptions. text: returns its text there. parse: returns the figure from the
-    text of the option, whose name is `what`. option: by default as the field of the setup. unit: of
-    the option.
+    value of the option, whose name is `what`. option: by default as the field of the setup.
     """
 
     name: str
     text: Callable[[Any], str]
     parse: Callable[..., float] | None = None
     option: str | None = None
-    unit: float | None = None
 
 
 def _rate_text(bytes_per_s: float) -> str:
     return f"{format_size(bytes_per_s)}/s"
 
 
-_DATA = {
+def _filled_text(share: float | None) -> str:
+    return "empty" if share is None else f"filled, {share:.0%} on other nodes"
+
+
+_FIGURES = {
     "samples": _Figure("samples", "{:,}".format),
     "sample_bytes": _Figure("sample bytes", format_size, parse_size),
     "spread": _Figure("spread of sample sizes", "{:g}".format),
-}
-_JOB = {
     "samples_per_s": _Figure("samples/s of a GPU", "{:,.4g}".format),
     "cpu_s_per_1000": _Figure(DECODING, "{:g}".format),
     "epochs": _Figure("epochs", str),
     "peers": _Figure("peers", lambda asked: "yes" if asked else "no"),
-}
-_PEERS = {
-    "tls": _Figure("between peers", lambda tls: "TLS, except on loopback" if tls else "plain HTTP")
-}
-_CACHES = {
-    "moved": _Figure(
-        "caches at the start",
-        lambda share: "empty" if share is None else f"filled, {share:.0%} on other nodes",
-    ),
+    "tls": _Figure("between peers", lambda tls: "TLS, except on loopback" if tls else "plain HTTP"),
+    "moved": _Figure("caches at the start", _filled_text),
     "reshuffle": _Figure("reshuffle", "{:g}".format),
-}
-_NODE = {
     "cores": _Figure("cores of a node", "{:g}".format),
     "ram_bytes": _Figure("RAM of a node", format_size, parse_size, "ram"),
     "nvme_bytes": _Figure("NVMe of a node", format_size, partial(parse_size, least=0), "nvme"),
@@ -100,10 +89,7 @@ _STORE = {
         "store bandwidth, all nodes", _rate_text, parse_rate, "store_bandwidth"
     ),
     "store_latency_s": _Figure(
-        "store latency",
-        lambda seconds: f"{1000 * seconds:.3g} ms",
-        option="store_latency",
-        unit=1e-3,
+        "store latency", lambda s: f"{1e3 * s:.3g} ms", lambda ms, **_: ms / 1e3, "store_latency"
     ),
     "stream_bytes_per_s": _Figure("one connection", _rate_text, parse_rate, "stream_bandwidth"),
     "store_requests_per_s": _Figure("store requests/s", "{:,.0f}".format),
@@ -123,12 +109,22 @@ class SetupChoice:
     def setup(self) -> ClusterSetup:
         """Return the setup. Raises ConfigError."""
         options, known = self._options, self._known
-        data = self._take(_DATA)
-        samples, size = data["samples"], data["sample_bytes"]
-        if samples is None:
+        if "tls" in self._given and not options.peers:
+            wrong = "--tls" if options.tls else "--no-tls"
             raise ConfigError(
-                "The number of samples is unknown: pass a URL or --samples"
-                + (f" ({self._model.name} has no published size)." if self._model else ".")
+                f"{wrong}: got no --peers, whose encryption it sets. Pass --peers, too, or leave "
+                f"out {wrong}."
+            )
+        values = {
+            name: self._take(name, it, notes=name != "tls" or options.peers)
+            for name, it in _FIGURES.items()
+        }
+        values["tls"] &= options.peers
+        samples, size = values["samples"], values["sample_bytes"]
+        if samples is None:
+            published = f" ({self._model.name} has no published size)" if self._model else ""
+            raise ConfigError(
+                f"The number of samples is unknown: pass a URL or --samples{published}."
             )
         if size is None:
             raise ConfigError(
@@ -140,41 +136,30 @@ class SetupChoice:
             shards, origin = -(-samples // max(1, int(shard_bytes // size))), "given"
         self._note("shards", "sized for the job" if shards is None else f"{shards:,}", origin)
         global_batch = self._global_batch(samples)
-        job = self._take(_JOB)
-        if options.peers:
-            job |= self._take(_PEERS)
-        elif "tls" in self._given:
-            wrong = "--tls" if options.tls else "--no-tls"
-            raise ConfigError(
-                f"{wrong}: got no --peers, whose encryption it sets. Pass --peers, too, or leave "
-                f"out {wrong}."
-            )
-        job |= self._take(_CACHES)
         is_local, origin = options.local, "given"
         if is_local is None:
             of_a_store = any(name.startswith("store_") for name in self._given)
             is_local, origin = known.get("is_local", (False, ""))
             is_local = is_local and not of_a_store
+        values |= {
+            name: self._take(name, each, notes=not is_local) for name, each in _STORE.items()
+        }
         if is_local:
             self._note("store", "none: each node has the data", origin)
-        store = self._take(_STORE, notes=not is_local)
-        if not is_local:
+        else:
             hedged = "default: hedged past the 97th percentile"
             self._note("slowest request over mean", f"{TAIL:g}", hedged)
         left_out = "label correlation, decoded chunks, other jobs on the cache, indexes, start-up "
         self._note("not counted", f"{left_out}of processes", "docs/howto/sizes.md")
         return ClusterSetup(
-            **data,
+            **values,
             shards=shards,
             shuffled=known.get("shuffled", (True, ""))[0],
             icc=known.get("icc", (None, ""))[0],
             nodes=options.nodes,
             gpus=options.gpus,
             global_batch=global_batch,
-            **job,
-            **self._take(_NODE),
             is_local=is_local,
-            **store,
         )
 
     def _global_batch(self, samples: int) -> int:
@@ -196,26 +181,21 @@ class SetupChoice:
         self._note("global batch", f"{size:,}", origin)
         return size
 
-    def _take(self, figures: dict[str, _Figure], *, notes: bool = True) -> dict[str, Any]:
-        """Return figures by their field of the setup: None for one that isn't known."""
-        taken: dict[str, Any] = {}
-        for field, figure in figures.items():
-            option = figure.option or field
-            value, origin = self._known.get(field, (None, "default"))
-            if option in self._given or field not in self._known:
-                what = f"--{option.replace('_', '-')}"
-                value = getattr(self._options, option)
-                if isinstance(value, float):
-                    check_figure(what, value, may_be_zero=True)
-                if figure.parse is not None and value is not None:
-                    value = figure.parse(value, what=what)
-                if figure.unit is not None:
-                    value *= figure.unit
-                origin = "given" if option in self._given else "default"
-            if notes and (value is not None or field == "moved"):
-                self._note(figure.name, figure.text(value), origin)
-            taken[field] = value
-        return taken
+    def _take(self, field: str, figure: _Figure, *, notes: bool = True) -> Any:
+        """Return a figure of the setup; None if it isn't known."""
+        option = figure.option or field
+        value, origin = self._known.get(field, (None, "default"))
+        if option in self._given or field not in self._known:
+            what = f"--{option.replace('_', '-')}"
+            value = getattr(self._options, option)
+            if isinstance(value, float):
+                check_figure(what, value, may_be_zero=True)
+            if figure.parse is not None and value is not None:
+                value = figure.parse(value, what=what)
+            origin = "given" if option in self._given else "default"
+        if notes and (value is not None or field == "moved"):
+            self._note(figure.name, figure.text(value), origin)
+        return value
 
     def _note(self, name: str, value: str, origin: str) -> None:
         self.notes[name] = {"value": value, "from": origin}

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from penstock.cache import ConfigError
 from penstock.cache.base import format_size
-from penstock.pipeline.bench import check_plot, figure_type, style_axes
+from penstock.pipeline.bench import figure_type, style_axes
 from penstock.pipeline.cli.output import count
 from penstock.pipeline.cli.plan_inputs import DECODED_ELSEWHERE, DECODING
 from penstock.pipeline.plan import AHEAD_BYTES
@@ -30,7 +30,6 @@ from penstock.pipeline.plan.sizing import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from rich.console import Console
 
@@ -52,8 +51,8 @@ _LEGEND = (
 
 def plan_values(found: Forecast, assumptions: Assumptions) -> dict[str, Any]:
     """Return the values of `--json`; docs/reference/plan.md has their units."""
-    job, geometry, first, later = found.setup, found.geometry, found.first, found.later
-    return {
+    job, geometry, first, main = found.setup, found.geometry, found.first, found.main
+    values = {
         "shard_bytes": round(geometry.shard_bytes),
         "shards": geometry.shards,
         "lanes": geometry.lanes,
@@ -62,19 +61,13 @@ def plan_values(found: Forecast, assumptions: Assumptions) -> dict[str, Any]:
         "connections": found.connections,
         "lookahead_bytes": round(found.lookahead_bytes),
         "first_batch_s": first.first_batch_s,
-        "epoch_first_s": first.seconds,
-        "epoch_later_s": later.seconds,
-        "epoch_s": found.main.seconds,
+        "epoch_s": main.seconds,
         "job_s": found.seconds,
-        "au_first": first.au,
-        "au_later": later.au,
-        "busy_first": first.busy,
-        "busy_later": later.busy,
-        "limit": found.main.limit,
-        "next_limit": found.main.next_limit,
+        "limit": main.limit,
+        "next_limit": main.next_limit,
         "limit_first": first.limit,
         "next_limit_first": first.next_limit,
-        "bytes_per_s_gpu": job.samples_per_s * found.setup.sample_bytes,
+        "bytes_per_s_gpu": job.samples_per_s * job.sample_bytes,
         "bytes_per_s_node": found.bytes_per_s,
         "bytes_per_s": found.bytes_per_s * job.nodes,
         "cache_share": found.kept,
@@ -82,14 +75,27 @@ def plan_values(found: Forecast, assumptions: Assumptions) -> dict[str, Any]:
         "requests": round(found.requests),
         "price": found.price,
         "peers": peer_values(found),
-        "cores_first": _cores(found, first),
-        "cores_later": _cores(found, later),
-        "first": _epoch_values(first),
-        "later": _epoch_values(later),
         "advice": [asdict(change) for change in changes(found)],
         "warnings": warnings_of(found, assumptions),
         "assumptions": assumptions,
     }
+    for which, epoch in (("first", first), ("later", found.later)):
+        tiers = ("remote", "peer", "disk_read", "disk_write", "memory")
+        values |= {
+            f"epoch_{which}_s": epoch.seconds,
+            f"au_{which}": epoch.au,
+            f"busy_{which}": epoch.busy,
+            f"cores_{which}": _cores(found, epoch),
+            which: {
+                "seconds": epoch.seconds,
+                "au": epoch.au,
+                "tiers_s": epoch.tiers,
+                "bytes_by_tier": {tier: round(getattr(epoch.traffic, tier)) for tier in tiers},
+                "requests": round(epoch.traffic.requests),
+                "peer_cpu_s": epoch.peer_cpu_s,
+            },
+        }
+    return values
 
 
 def peer_values(found: Forecast) -> dict[str, float]:
@@ -121,9 +127,8 @@ def warnings_of(found: Forecast, assumptions: Assumptions) -> list[str]:
     warnings = (
         (
             assumptions[DECODING]["from"] == DECODED_ELSEWHERE,
-            "Decoding isn't counted: the plan assumes that the GPUs decode, or that there is "
-            "nothing to decode. If the CPU decodes, pass --cpu-s-per-1000 (`penstock bench` "
-            "measures it), or a URL and --measure.",
+            "Decoding isn't counted: the plan assumes that the GPUs decode, if anything. If CPUs "
+            "do, pass --cpu-s-per-1000 (`penstock bench` measures it), or a URL and --measure.",
         ),
         (
             job.steps > 1 and first.au - first.busy > _MUCH_HIDDEN,
@@ -146,8 +151,7 @@ def warnings_of(found: Forecast, assumptions: Assumptions) -> list[str]:
         ),
         (
             job.steps < 2,
-            "An epoch has only one step. AU excludes the first step, so the AU shown here is that "
-            "step's share of the epoch.",
+            "An epoch has only one step. AU excludes the first step, so this AU is its share.",
         ),
         (
             found.lookahead_bytes > most_bytes,
@@ -167,17 +171,14 @@ def show_plan(found: Forecast, assumptions: Assumptions, console: Console) -> No
     """Print the result and the first change to make, then tables of the requirements, the epochs
     and the assumptions."""
     whole = not console.is_terminal  # don't wrap lines in a file or a pipe
-    for line in [
-        *_head(found),
-        *(f"[yellow]{words}[/]" for words in warnings_of(found, assumptions)),
-    ]:
+    warnings = [f"[yellow]{words}[/]" for words in warnings_of(found, assumptions)]
+    for line in [*_head(found), *warnings]:
         console.print(line, highlight=False, soft_wrap=whole)
     console.print(_settings(found))
     console.print(_epochs(found))
     console.print(_LEGEND, highlight=False, soft_wrap=whole, style="dim")
-    table = Table(
-        "assumption", "value", "from", box=None, title_justify="left", title="Assumptions"
-    )
+    heads = ("assumption", "value", "from")
+    table = Table(*heads, box=None, title_justify="left", title="Assumptions")
     for name, one in assumptions.items():
         table.add_row(name, one["value"], one["from"])
     console.print(table)
@@ -185,51 +186,45 @@ def show_plan(found: Forecast, assumptions: Assumptions, console: Console) -> No
 
 def _head(found: Forecast) -> list[str]:
     """Return the result in a few lines: the epochs, and what to change first."""
-    job, later = found.setup, found.later
-    per_gpu = job.samples_per_s * found.setup.sample_bytes
+    job, first, later = found.setup, found.first, found.later
+    per_gpu = format_size(job.samples_per_s * job.sample_bytes)
+    per_node, total = (format_size(found.bytes_per_s * nodes) for nodes in (1, job.nodes))
     takes = "consume" if job.ranks > 1 else "consumes"
     lines = [
-        f"[bold]{count(job.ranks, 'GPU')}[/] on {count(job.nodes, 'node')} {takes} "
-        f"{format_size(per_gpu)}/s each, {format_size(found.bytes_per_s)}/s per node, "
-        f"{format_size(found.bytes_per_s * job.nodes)}/s in total.",
-        f"[bold]First epoch:[/] {duration(found.first.seconds)}, AU {found.first.au:.1f} %. "
-        f"{_limit_words(found.first)}",
+        f"[bold]{count(job.ranks, 'GPU')}[/] on {count(job.nodes, 'node')} {takes} {per_gpu}/s "
+        f"each, {per_node}/s per node, {total}/s in total.",
+        f"[bold]First epoch:[/] {duration(first.seconds)}, AU {first.au:.1f} %. "
+        f"{_limit_words(first)}",
     ]
+    later_au = ""
     if job.epochs > 1:
+        later_au = " and {:.0f} % later"
         lines.append(
             f"[bold]Later epochs:[/] {duration(later.seconds)} each, AU {later.au:.1f} %. "
             f"{_limit_words(later)} All {job.epochs} epochs take {duration(found.seconds)}."
         )
-    later_au = " and {:.0f} % later" if job.epochs > 1 else ""
     made = [
         f"{change.words}. The job is then {change.gain:,.2f} x as fast, with AU "
         f"{change.au_first:.0f} % in the first epoch{later_au.format(change.au_later)}, and the "
         f"limit is {TIER_NAMES[change.limit]}."
         for change in changes(found)
-    ] or [_no_change_words(found)]
-    return [
-        *lines,
-        f"[bold]Change first:[/] {made[0]}",
-        *(f"[bold]Or:[/] {words}" for words in made[1:]),
     ]
+    if not made:
+        is_fed = first.limit == later.limit == "model"
+        slow = "no single change makes the whole job 2 % faster"
+        made = [f"nothing; {'the GPUs never wait' if is_fed else slow}."]
+    words = zip(["Change first", *["Or"] * len(made)], made, strict=False)
+    return [*lines, *(f"[bold]{head}:[/] {text}" for head, text in words)]
 
 
 def _limit_words(epoch: EpochForecast) -> str:
     behind = TIER_NAMES[epoch.next_limit] if epoch.next_limit else ""
-    if epoch.limit == "model":
-        waits = (
-            f"wait {duration(epoch.first_batch_s)} for the first batch, then no more"
-            if epoch.first_batch_s
-            else "never wait"
-        )
-        return f"The GPUs {waits}{f'; the next limit would be {behind}' if behind else ''}."
-    return f"The limit is {TIER_NAMES[epoch.limit]}{f', then {behind}' if behind else ''}."
-
-
-def _no_change_words(found: Forecast) -> str:
-    if found.first.limit == found.later.limit == "model":
-        return "nothing; the GPUs never wait."
-    return "nothing; no single change makes the whole job 2 % faster."
+    if epoch.limit != "model":
+        return f"The limit is {TIER_NAMES[epoch.limit]}{f', then {behind}' if behind else ''}."
+    waits = "never wait"
+    if epoch.first_batch_s:
+        waits = f"wait {duration(epoch.first_batch_s)} for the first batch, then no more"
+    return f"The GPUs {waits}{f'; the next limit would be {behind}' if behind else ''}."
 
 
 def _settings(found: Forecast) -> Table:
@@ -282,20 +277,6 @@ def _cores(found: Forecast, epoch: EpochForecast) -> float:
     return epoch.cpu_s / epoch.seconds / found.setup.nodes
 
 
-def _epoch_values(epoch: EpochForecast) -> dict[str, Any]:
-    return {
-        "seconds": epoch.seconds,
-        "au": epoch.au,
-        "tiers_s": epoch.tiers,
-        "bytes_by_tier": {
-            name: round(getattr(epoch.traffic, name))
-            for name in ("remote", "peer", "disk_read", "disk_write", "memory")
-        },
-        "requests": round(epoch.traffic.requests),
-        "peer_cpu_s": epoch.peer_cpu_s,
-    }
-
-
 NODES = tuple(2**power for power in range(11))
 _FIRST, _LATER, _LINE, _INK = "#c8553d", "#0b6e99", "#8a959d", "#22303a"
 
@@ -312,34 +293,27 @@ def sweep(setup: ClusterSetup) -> list[Forecast]:
     return found
 
 
-def plot_plan(setup: ClusterSetup, path: Path, *, title: str) -> None:
-    """Write the picture. Raises ConfigError for a path that isn't writable, and
-    MissingDependencyError without matplotlib."""
-    check_plot(path)
-    draw_plan(setup, title=title).savefig(path, dpi=150)
-
-
 def draw_plan(setup: ClusterSetup, *, title: str) -> Any:
-    """Draw `sweep` as a matplotlib figure."""
+    """Draw `sweep` as a matplotlib figure. Raises ConfigError for too few samples."""
     found = sweep(setup)
     if not found:
         raise ConfigError(
             f"--plot: got {setup.samples:,} samples, less than two global batches of one node."
         )
-    nodes, last = [one.setup.nodes for one in found], found[-1]
+    nodes = [one.setup.nodes for one in found]
     figure = figure_type()(figsize=(9.0, 5.2), layout="constrained")
     axes = figure.subplots()
     # A wide line below a narrow one stays visible if both are equal.
-    later = [one.later.au for one in found]
-    label = f"later epochs, at last limited by: {last.later.limit}"
-    axes.plot(nodes, later, color=_LATER, lw=4, marker="o", ms=7, alpha=0.9, label=label)
-    first = [one.first.au for one in found]
-    label = f"first epoch, at last limited by: {last.first.limit}"
-    axes.plot(nodes, first, color=_FIRST, lw=1.8, marker="s", ms=5, label=label)
-    for number, which, style in _fed_nodes(setup, found):
+    for which, epochs, style in (
+        ("later epochs", [one.later for one in found], {"color": _LATER, "lw": 4, "marker": "o"}),
+        ("first epoch", [one.first for one in found], {"color": _FIRST, "lw": 1.8, "marker": "s"}),
+    ):
+        label = f"{which}, at last limited by: {epochs[-1].limit}"
+        axes.plot(nodes, [epoch.au for epoch in epochs], label=label, **style)
+    for number, which, dashes in _fed_nodes(setup, found):
         if NODES[0] <= number <= NODES[-1]:
             label = f"the store feeds {number:,.3g} nodes with {which}"
-            axes.axvline(number, color=_LINE, lw=1.2, ls=style, label=label)
+            axes.axvline(number, color=_LINE, lw=1.2, ls=dashes, label=label)
     axes.set_xscale("log", base=2)
     axes.set_xticks(nodes, [f"{number:,}" for number in nodes])
     axes.set_ylim(0, 105)

@@ -16,16 +16,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Column, Table
+from rich.table import Column
 
 from penstock.cache import ConfigError, PenstockError, WriteError, disk
 from penstock.cache.base import format_size, parse_size
 from penstock.pipeline.cli.command_options import Json
 from penstock.pipeline.cli.commands import command, root_app
-from penstock.pipeline.cli.output import ByteProgress, count, report
+from penstock.pipeline.cli.output import ByteProgress, count, report, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from rich.table import Table
 
     from penstock.cache.disk import BlobRecord, CacheSummary, Verification
 
@@ -65,18 +67,14 @@ def list_(
 def _listing(blobs: list[BlobRecord]) -> Iterator[str | Table]:
     if blobs:
         now_s = time.time()
-        table = Table(
+        heads = (
             Column("blob", no_wrap=True),
             Column("dataset", overflow="fold"),
             Column("object", overflow="fold"),
             Column("size", justify="right", no_wrap=True),
             *(Column(title, no_wrap=True) for title in ("state", "needed", "used")),
-            box=None,
-            pad_edge=False,
         )
-        for blob in blobs:
-            table.add_row(*map(escape, _columns(blob, now_s)))
-        yield table
+        yield table(*heads, rows=(_columns(blob, now_s) for blob in blobs))
     yield f"{count(len(blobs), 'blob')}, {format_size(sum(blob.size_bytes for blob in blobs))}"
 
 
@@ -252,15 +250,7 @@ def _summary_table(summary: CacheSummary) -> Table:
         ("dataset", f"{label or 'unknown'}: {format_size(size_bytes)}")
         for label, size_bytes in sorted(summary.labels.items())
     ]
-    rows += [
-        (
-            "job",
-            f"process {job.pid}: {job.label}, keeps {format_size(job.share_bytes)} of "
-            f"{format_size(job.wanted_bytes)}",
-        )
-        for job in summary.jobs
-    ]
-    table = Table("", summary.path, box=None, pad_edge=False)
-    for name, text in rows:
-        table.add_row(name, escape(text))
-    return table
+    for job in summary.jobs:
+        kept = f"keeps {format_size(job.share_bytes)} of {format_size(job.wanted_bytes)}"
+        rows.append(("job", f"process {job.pid}: {job.label}, {kept}"))
+    return table("", summary.path, rows=rows)

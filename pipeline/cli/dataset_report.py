@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from penstock.cache.base import format_size
+from penstock.pipeline.cli.output import table
 from penstock.pipeline.plan import first_settings, label_spread, spread_warning, usual_spreads
 from penstock.readers import contents_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from rich.table import Table
 
     from penstock.pipeline.plan.sizing import ClusterSetup
     from penstock.readers import Contents, Mixture, MixtureSummary
@@ -32,40 +34,34 @@ _CLASSES = 3
 
 def _values(type: FieldType, summary: FieldSummary, *, samples: int) -> dict[str, Any]:
     values = {**type.to_json(), **asdict(summary)}
-    del values["storage"]
-    return {
-        **values,
-        "type": type.__class__.__name__,
-        "stored": str(summary.storage),
-        "missing_share": summary.missing / samples,
-    }
+    stored, missing_share = str(values.pop("storage")), summary.missing / samples
+    kind = type.__class__.__name__
+    return {**values, "type": kind, "stored": stored, "missing_share": missing_share}
 
 
 def field_table(values: Mapping[str, Mapping[str, Any]]) -> Table:
     """Return the fields of an index as a table."""
-    table = Table("field", "type", "of one sample", "values", "missing", box=None, pad_edge=False)
-    for name, field in values.items():
-        share = f"{field['missing_share']:.2%}" if field["missing"] else "0"
-        table.add_row(escape(name), escape(_type(field)), _shape(field), _range(field), share)
-    return table
+    rows = [
+        (name, _type(field), _shape(field), _range(field), _missing(field))
+        for name, field in values.items()
+    ]
+    return table("field", "type", "of one sample", "values", "missing", rows=rows)
+
+
+def _missing(field: Mapping[str, Any]) -> str:
+    return f"{field['missing_share']:.2%}" if field["missing"] else "0"
 
 
 def _type(field: Mapping[str, Any]) -> str:
-    words = [str(field["dtype"])] if "dtype" in field else []
-    if "format" in field:
-        words.append(field["format"])
-    if "of" in field:
-        words.append(f"of {field['of']}")
-    name = str(field["type"])
-    return f"{name} ({', '.join(words)})" if words else name
+    facts = (("dtype", "{}"), ("format", "{}"), ("of", "of {}"))
+    words = ", ".join(words.format(field[fact]) for fact, words in facts if fact in field)
+    return f"{field['type']} ({words})" if words else str(field["type"])
 
 
 def _shape(field: Mapping[str, Any]) -> str:
     if field["images"] is not None:
-        sides = field["images"]
-        high = _between(sides["min_height"], sides["max_height"])
-        wide = _between(sides["min_width"], sides["max_width"])
-        channels = _joined(field["channels"])
+        sides, channels = field["images"], _joined(field["channels"])
+        high, wide = (_between(sides[f"min_{s}"], sides[f"max_{s}"]) for s in ("height", "width"))
         return f"{high} x {wide} px, {channels} channel{'s' * (channels != '1')}"
     if field["lengths"]:
         return " x ".join(_between(low, high) for low, high in field["lengths"])
@@ -82,7 +78,7 @@ def _range(field: Mapping[str, Any]) -> str:
     if field.get("names"):
         names = field["names"]
         more = ", …" if len(names) > _CLASSES else ""
-        words.append(f"{len(names):,} classes: {escape(', '.join(names[:_CLASSES]))}{more}")
+        words.append(f"{len(names):,} classes: {', '.join(names[:_CLASSES])}{more}")
     if field["codecs"]:
         words.append(_joined(field["codecs"]))
     if field["progressive"]:
@@ -115,9 +111,12 @@ _TITLES = {
 
 def index_values(found: Index, *, batch_size: int) -> dict[str, Any]:
     """Return the values of `penstock inspect --json`. batch_size: the job's global batch."""
-    shards = len(found.sizes)
+    shards, about, label_spreads = len(found.sizes), found.about, (None, None)
     settings = first_settings(contents_of(found), seed=0, global_batch=batch_size)
     lanes, window = settings.lanes, settings.window
+    if about.icc is not None:
+        spread = label_spread(batch_size, about.icc, min(lanes * window, shards), shards)
+        label_spreads = spread, usual_spreads(shards, icc=about.icc, shuffled=about.shuffled)
     return {
         "kind": found.kind,
         "samples": found.samples,
@@ -128,37 +127,28 @@ def index_values(found: Index, *, batch_size: int) -> dict[str, Any]:
             name: _values(type, found.summary(name), samples=found.samples)
             for name, type in found.schema.items()
         },
-        "shuffled": found.about.shuffled,
-        "icc": found.about.icc,
-        "quarantined": found.about.quarantined,
+        "shuffled": about.shuffled,
+        "icc": about.icc,
+        "quarantined": about.quarantined,
         "left_out": {reason: each.samples for reason, each in found.left_out.items()},
-        "passed_over": found.about.passed_over,
+        "passed_over": about.passed_over,
         "fingerprint": found.fingerprint,
         "batch_size": batch_size,
         "lanes": lanes,
         "window": window,
-        "label_spread": None
-        if found.about.icc is None
-        else label_spread(batch_size, found.about.icc, min(lanes * window, shards), shards),
-        "rank_label_spread": None
-        if found.about.icc is None
-        else usual_spreads(shards, icc=found.about.icc, shuffled=found.about.shuffled),
+        "label_spread": label_spreads[0],
+        "rank_label_spread": label_spreads[1],
     }
 
 
 def shown_index(url: str, values: Mapping[str, Any]) -> Iterator[str | Table]:
     """Yield the values of an index for people, as tables and a line."""
-    table = Table("", url, box=None, pad_edge=False)
-    for name, value in values.items():
-        if name != "fields":
-            table.add_row(_TITLES.get(name, name), _readable(name, value))
-    yield table
+    rows = [(_TITLES.get(n, n), _readable(n, v)) for n, v in values.items() if n != "fields"]
+    yield table("", url, rows=rows)
     yield field_table(values["fields"])
     if any(field["progressive"] for field in values["fields"].values()):
-        yield (
-            "Progressive JPEGs take about 3 times as long to decode: `penstock pack --baseline` "
-            "rewrites them without loss."
-        )
+        remedy = "`penstock pack --baseline` rewrites them without loss."
+        yield f"Progressive JPEGs take about 3 times as long to decode: {remedy}"
 
 
 def warn_of_labels(index: Index) -> None:
@@ -215,12 +205,10 @@ class MixtureFigures:
 
 def part_table(summary: MixtureSummary) -> Table:
     """Return a row for each part of an epoch, and one for all of them."""
-    table = Table(summary.HEADS[0], box=None, pad_edge=False)
-    for head in summary.HEADS[1:]:
-        table.add_column(head, justify="right")
-    for name, *others in summary.rows():
-        table.add_row(escape(name), *others)
-    return table
+    parts = table(*summary.HEADS, rows=summary.rows())
+    for column in parts.columns[1:]:
+        column.justify = "right"
+    return parts
 
 
 def mixture_values(
@@ -229,13 +217,13 @@ def mixture_values(
     """Return the values of `penstock inspect --json` for a mixture, and the epoch's parts.
     batch_size: the job's global batch."""
     contents = mixture.contents
-    assert contents.mixture is not None
     settings = first_settings(contents, seed=0, global_batch=batch_size)
     parts = settings.mixture
+    assert contents.mixture is not None
     assert parts is not None
     stream = parts.stream(contents.mixture)
     summary = mixture.summary_of(stream, samples=parts.samples, epoch=epoch)
-    values: dict[str, Any] = {
+    values = {
         "kind": mixture.kind,
         "samples": parts.samples,
         "shards": len(contents.sizes),
@@ -244,11 +232,9 @@ def mixture_values(
         "fingerprint": contents.fingerprint,
         "batch_size": batch_size,
         "lanes": settings.lanes,
-        "mixture": summary.values(),
+        "mixture": (shown := summary.values()),
     }
-    for part, lanes, window in zip(
-        values["mixture"]["parts"], parts.lanes, parts.windows, strict=True
-    ):
+    for part, lanes, window in zip(shown["parts"], parts.lanes, parts.windows, strict=True):
         part |= {"lanes": lanes, "window": window}
     return values, summary
 
@@ -261,10 +247,7 @@ def shown_mixture(
         f"{escape(url)}: {escape(values['kind'])}, {len(summary.parts):,} parts, "
         f"{values['shards']:,} shards, {format_size(values['bytes'])} stored"
     )
-    table = Table("field", "type", box=None, pad_edge=False)
-    for name, type in values["fields"].items():
-        table.add_row(escape(name), escape(type))
-    yield table
+    yield table("field", "type", rows=values["fields"].items())
     yield (
         f"Epoch {summary.epoch} of {summary.samples:,} samples, in global batches of "
         f"{values['batch_size']:,}:"

@@ -29,16 +29,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import penstock
-from penstock.cache import ConfigError, PlanError, StalledError
-from penstock.cache.base import (
-    StrangeFileError,
-    allowed_cores,
-    file_system,
-    format_size,
-    is_network,
-    machine_cores,
-    usable_cores,
-)
+from penstock.cache import ConfigError, PlanError, StalledError, base
+from penstock.cache.base import format_size
 from penstock.cache.disk import FolderLayout, admin
 from penstock.pipeline.cli.doctor_table import CheckTable, Finding, fail, ok, ok_if, warn
 from penstock.pipeline.cli.output import count
@@ -295,7 +287,8 @@ FEW_OPEN_FILES = 1024
 
 def _cores(_: DoctorFacts) -> dict[str, Any]:
     """Return the processors of the machine, those of this process, and those within quotas."""
-    return {"cpus": machine_cores(), "affinity": len(allowed_cores()), "usable": usable_cores()}
+    allowed = len(base.allowed_cores())
+    return {"cpus": base.machine_cores(), "affinity": allowed, "usable": base.usable_cores()}
 
 
 @MACHINE.check("cores", _cores)
@@ -392,8 +385,8 @@ def folder_facts(path: Path) -> dict[str, Any]:
         "free_bytes": space.f_bavail * space.f_frsize if space else 0,
         "total_bytes": space.f_blocks * space.f_frsize if space else 0,
         "free_files": space.f_favail if space and space.f_files else None,
-        "kind": file_system(str(path)) if exists else "",
-        "network": is_network(str(path)),
+        "kind": base.file_system(str(path)) if exists else "",
+        "network": base.is_network(str(path)),
     }
 
 
@@ -453,7 +446,7 @@ def cache_facts(path: Path) -> dict[str, Any]:
         return {**found, "problem": None, **asdict(admin.inspect(root))}
     except ConfigError as error:
         problem, remedy = str(error), "Use another folder, or a newer penstock."
-    except StrangeFileError as error:
+    except base.StrangeFileError as error:
         problem = f"{error.filename}: {error.strerror}"
         remedy = "Jobs don't use such a folder. Give each user a folder of their own."
     except (OSError, sqlite3.Error, StalledError) as error:

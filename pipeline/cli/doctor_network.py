@@ -26,22 +26,11 @@ from penstock.cache import (
     MissingDependencyError,
     WorkerError,
     ordered,
+    peers,
     redact,
 )
 from penstock.cache.base import BlobSource, RequestError, Segment, format_size
 from penstock.cache.disk import DiskCache, FolderLayout
-from penstock.cache.peers import (
-    PROTOCOL_NAMES,
-    RANGE_BYTES,
-    PeerFacts,
-    PeerServer,
-    ProbeSettings,
-    credentials_of,
-    fault_of,
-    is_loopback,
-    job_secret,
-    probe,
-)
 from penstock.cache.stores import open_store
 from penstock.pipeline.cli.doctor_table import (
     CheckTable,
@@ -60,7 +49,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.cache.base import Failure, ObjectInfo, Peers, Store
-    from penstock.cache.peers import PeerSecret
 
 STORE, PEER = CheckTable(), CheckTable()
 
@@ -223,59 +211,59 @@ FAR_CLOCK_S = 60.0
 _SOON_S = 2.0  # the error of a Date header in whole seconds and of a request's time
 
 
-def secret_of(settings: Peers) -> PeerSecret | None:
+def secret_of(settings: Peers) -> peers.PeerSecret | None:
     """Return the nodes' shared secret, if this node has it. Raises ConfigError."""
     token = peer_token()
     if settings.token_file is None and token is None:
         return None
-    return job_secret(settings, None, token)
+    return peers.job_secret(settings, None, token)
 
 
-def peer_facts(settings: Sequence[Peers]) -> list[PeerFacts]:
+def peer_facts(settings: Sequence[Peers]) -> list[peers.PeerFacts]:
     """Probe servers in parallel. Raises ConfigError, MissingDependencyError."""
     if unasked := [one.address for one in settings if not one.port]:
         raise ConfigError(
             f"--peer {unasked[0]}: got port 0, wanted the port at which that node listens, as in "
             "its Peers(…) or --peers, or as --serve-peer printed it."
         )
-    asked = [(one.address, _probe_settings(one)) for one in settings]
-    found = ordered(lambda it: probe(*it), asked, workers=AT_ONCE, ahead=AT_ONCE, name="doctor")
-    return list(found)
+    return list(ordered(_probed, settings, workers=AT_ONCE, ahead=AT_ONCE, name="doctor"))
 
 
-def _probe_settings(settings: Peers) -> ProbeSettings:
+def _probed(settings: Peers) -> peers.PeerFacts:
     secret = secret_of(settings)
     if secret is None:  # the job's certificate is unknown here, so a TLS server fails verification
-        plain = settings.tls is False or (settings.tls is None and is_loopback(settings.host))
-        return ProbeSettings(None, None if plain else ssl.create_default_context)
-    credentials = credentials_of(settings, secret)
-    return ProbeSettings(secret, None if credentials is None else credentials.client_context)
+        plain = settings.tls is False or (settings.tls is None and peers.is_loopback(settings.host))
+        tls = None if plain else ssl.create_default_context
+    else:
+        credentials = peers.credentials_of(settings, secret)
+        tls = None if credentials is None else credentials.client_context
+    return peers.probe(settings.address, peers.ProbeSettings(secret, tls))
 
 
-def peer_findings(facts: PeerFacts) -> Iterator[Finding]:
+def peer_findings(facts: peers.PeerFacts) -> Iterator[Finding]:
     """Check the connection to a server, in the order in which faults would occur."""
     for finding in PEER.findings(facts):
         yield finding._replace(found=f"{facts.address}: {finding.found}")
 
 
-def _ok_unless_fault(stage: str, f: PeerFacts, found: str) -> Finding:
+def _ok_unless_fault(stage: str, f: peers.PeerFacts, found: str) -> Finding:
     """Return the fault of the connection if it failed at this stage."""
-    fault = fault_of(f)
+    fault = peers.fault_of(f)
     return fail(fault.found, fault.remedy) if fault and fault.stage == stage else ok(found)
 
 
 @PEER.check("peer", is_gate=True)
-def _judge_peer(f: PeerFacts) -> Finding:
+def _judge_peer(f: peers.PeerFacts) -> Finding:
     return _ok_unless_fault("peer", f, f"reached in {format_time(f.connect_s)}")
 
 
 @PEER.check("speaks", is_gate=True)
-def _judge_protocol(f: PeerFacts) -> Finding:
-    return _ok_unless_fault("speaks", f, f.tls or PROTOCOL_NAMES.get(f.speaks, ""))
+def _judge_protocol(f: peers.PeerFacts) -> Finding:
+    return _ok_unless_fault("speaks", f, f.tls or peers.PROTOCOL_NAMES.get(f.speaks, ""))
 
 
 @PEER.check("secret", is_gate=True)
-def _judge_secret(f: PeerFacts) -> Finding:
+def _judge_secret(f: peers.PeerFacts) -> Finding:
     """To compare, pass the nodes' secret by --peer-token-file FILE or PENSTOCK_PEER_TOKEN. A job
     without a token file draws a secret that no command knows.
     """
@@ -285,7 +273,7 @@ def _judge_secret(f: PeerFacts) -> Finding:
 
 
 @PEER.check("clock", is_gate=True)
-def _judge_clock(f: PeerFacts) -> Finding | None:
+def _judge_clock(f: peers.PeerFacts) -> Finding | None:
     """Synchronise the clocks (NTP). Nodes still serve each other, but logs disagree and other
     programs may fail.
     """
@@ -298,7 +286,7 @@ def _judge_clock(f: PeerFacts) -> Finding | None:
 
 
 @PEER.check("requests")
-def _judge_peer_requests(f: PeerFacts) -> Finding:
+def _judge_peer_requests(f: peers.PeerFacts) -> Finding:
     """Slow for nodes of one job: check that the address belongs to their own network and that the
     machine isn't overloaded.
     """
@@ -309,7 +297,7 @@ def _judge_peer_requests(f: PeerFacts) -> Finding:
 
 
 @PEER.check("rate")
-def _judge_rate(f: PeerFacts) -> Finding:
+def _judge_rate(f: peers.PeerFacts) -> Finding:
     """Slower than a network of 1 Gbit/s: check that the address belongs to the nodes' fast network.
     The first range may have waited for the disk, so try again.
     """
@@ -355,7 +343,7 @@ def serve(settings: Peers, folder: Path | None, *, stop: threading.Event | None 
         stack.callback(cache.close)
         if folder is None:
             _put_sample(cache)
-        server = stack.enter_context(contextlib.closing(PeerServer(cache, settings, secret)))
+        server = stack.enter_context(contextlib.closing(peers.PeerServer(cache, settings, secret)))
         if settings.port and server.address != settings.address:
             raise WorkerError(
                 f"--serve-peer {settings.address}: the port is in use by another program, or by "
@@ -373,9 +361,9 @@ def serve(settings: Peers, folder: Path | None, *, stop: threading.Event | None 
 
 
 def _put_sample(cache: DiskCache) -> None:
-    data, key = memoryview(os.urandom(RANGE_BYTES)), os.urandom(20).hex()
-    segment = Segment(path="sample", size_bytes=RANGE_BYTES, version=None, object_bytes=None)
-    blob = BlobSource(key=key, uri="sample", segments=[segment], size_bytes=RANGE_BYTES)
+    data, key = memoryview(os.urandom(peers.RANGE_BYTES)), os.urandom(20).hex()
+    segment = Segment(path="sample", size_bytes=peers.RANGE_BYTES, version=None, object_bytes=None)
+    blob = BlobSource(key=key, uri="sample", segments=[segment], size_bytes=peers.RANGE_BYTES)
     cache.use(lambda shelf: shelf.put(blob, data, group="0" * 32, kept=False))
 
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column
 
 from penstock.augment import Decode, Normalize, Resize, imagenet_eval, imagenet_train
 from penstock.cache import ConfigError
-from penstock.pipeline.cli.output import report
+from penstock.pipeline.cli.output import report, table
 from penstock.pipeline.loader import DataLoader
 from penstock.pipeline.plan import World
 from penstock.readers import (
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
+    from rich.table import Table
 
     from penstock.augment import Operation
     from penstock.pipeline.cli.command_options import Recipe
@@ -97,9 +98,7 @@ def value_ranges(
             continue
         values = (column if hasattr(column, "shape") else column.values).cpu().numpy()
         if name in image_fields:
-            parts += [
-                (f"{name} {channel}", values[:, channel]) for channel in range(values.shape[1])
-            ]
+            parts += ((f"{name} {n}", values[:, n]) for n in range(values.shape[1]))
         elif values.size:
             parts.append((name, values))
     return [
@@ -119,16 +118,9 @@ def batch_samples(
 ) -> list[dict[str, Any]]:
     """Describe the samples of a batch, in its order. names: of the samples; shown: the fields whose
     values to include, as texts."""
-    return [
-        {
-            "id": int(number),
-            "name": name,
-            "values": {field: _value(batch, schema, field, row) for field in shown},
-        }
-        for row, (number, name) in enumerate(
-            zip(batch[number_name(schema)].tolist(), names, strict=True)
-        )
-    ]
+    values = [{name: _value(batch, schema, name, n) for name in shown} for n in range(len(names))]
+    each = zip(batch[number_name(schema)].tolist(), names, values, strict=True)
+    return [{"id": number, "name": name, "values": shown} for number, name, shown in each]
 
 
 def _value(batch: Mapping[str, Any], schema: Schema, field: str, row: int) -> str:
@@ -168,13 +160,14 @@ def open_with_all_fields(url: str, **options: Any) -> Source:
     options["allow_left_out"] = 1  # inspection must not fail because of bad samples
     if is_mixture_file(url):
         mixture = mix_file(url, **options)
-        schema, lacking = mixture.schema, mixture.contents.lacking
-        selected = [*schema, *(n + PRESENT for n in schema if lacking.get(n)), number_name(schema)]
-        return mixture.select(*selected, owns_parts=True)
+        return mixture.select(*_all_fields(mixture), owns_parts=True)
     with Dataset(url, **options) as found:
-        schema, lacking = found.schema, found.index.lacking
-    fields = [*schema, *(name + PRESENT for name in schema if lacking.get(name))]
-    return Dataset(url, **options).select(*fields, number_name(schema))
+        return found.select(*_all_fields(found))
+
+
+def _all_fields(dataset: Source) -> list[str]:
+    schema, lacking = dataset.schema, dataset.contents.lacking
+    return [*schema, *(n + PRESENT for n in schema if lacking.get(n)), number_name(schema)]
 
 
 def load_batch(
@@ -204,7 +197,7 @@ def load_batch(
     number = number_name(schema)
     names = dataset.names(batch[number].tolist())
     shown = [n for n in batch if n not in (*images, number) and not n.endswith(PRESENT)]
-    values: dict[str, Any] = {
+    values = {
         "seed": seed,
         "epoch": epoch,
         "augment": words,
@@ -240,9 +233,7 @@ def _pictures(
     how = Reading(schema=schema, displayed=partial(displayed_pixels, scaling=scaling))
     pictures = []
     for row in range(len(batch[number_name(schema)])):
-        lacking = {
-            name for name in batch if name + PRESENT in batch and not batch[name + PRESENT][row]
-        }
+        lacking = {n for n in batch if n + PRESENT in batch and not batch[n + PRESENT][row]}
         sample = {name: column[row] for name, column in batch.items() if name not in lacking}
         pictures += pictures_of(sample, how)
     return pictures
@@ -260,34 +251,32 @@ def show_batch(
             contact_sheet(pictures).save(out)
         except ValueError as error:
             raise ConfigError(f"--out: {error}. Use a name that ends in .png or .jpg.") from None
-    report(
-        {**values, "out": None if out is None else str(out)},
-        _shown(url, values, out),
-        as_json=as_json,
-    )
+    written = {"out": None if out is None else str(out)}
+    report(values | written, _shown(url, values, out), as_json=as_json)
 
 
 def _shown(url: str, values: Mapping[str, Any], out: Path | None) -> Iterator[str | Table]:
     """Yield the lines and the tables of a report for people."""
-    yield (
-        f"First batch of epoch {values['epoch']}, seed {values['seed']}, augment "
-        f"{values['augment']}, of {escape(url)}"
+    seed = f"seed {values['seed']}, augment {values['augment']}"
+    yield f"First batch of epoch {values['epoch']}, {seed}, of {escape(url)}"
+    fields = (
+        (name, type, " x ".join("*" if n is None else str(n) for n in shape), dtype, str(present))
+        for name, type, shape, dtype, present in map(dict.values, values["fields"])
     )
-    table = Table("field", "type", "shape", "dtype", "present", box=None, pad_edge=False)
-    for one in values["fields"]:
-        shape = " x ".join("*" if each is None else str(each) for each in one["shape"])
-        table.add_row(escape(one["name"]), one["type"], shape, one["dtype"], str(one["present"]))
-    yield table
-    table = Table("values of", "min", "max", "mean", "std", box=None, pad_edge=False)
-    for name, *numbers in map(dict.values, values["values"]):
-        table.add_row(escape(name), *(f"{number:.4g}" for number in numbers))
-    yield table
-    table = Table("id", "name", "values", box=None, pad_edge=False)
-    table.columns[0].no_wrap = True
-    for one in values["samples"]:
-        name = one["name"].encode(errors="replace").decode()
-        words = ", ".join(f"{field} {value}" for field, value in one["values"].items())
-        table.add_row(str(one["id"]), escape(name), escape(words) or "-")
-    yield table
+    yield table("field", "type", "shape", "dtype", "present", rows=fields)
+    ranges = (
+        (name, *(f"{number:.4g}" for number in numbers))
+        for name, *numbers in map(dict.values, values["values"])
+    )
+    yield table("values of", "min", "max", "mean", "std", rows=ranges)
+    samples = (
+        (
+            str(one["id"]),
+            one["name"].encode(errors="replace").decode(),
+            ", ".join(f"{field} {value}" for field, value in one["values"].items()) or "-",
+        )
+        for one in values["samples"]
+    )
+    yield table(Column("id", no_wrap=True), "name", "values", rows=samples)
     if out is not None:
         yield f"Contact sheet (without normalisation): {escape(str(out))}"

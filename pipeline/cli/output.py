@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -22,14 +23,13 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.table import Column, Table
 from rich.text import Text
 
 from penstock.cache.base import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-
-    from rich.table import Table
 
 
 def report(values: Mapping[str, Any], shown: Iterable[str | Table], *, as_json: bool) -> None:
@@ -41,6 +41,15 @@ def report(values: Mapping[str, Any], shown: Iterable[str | Table], *, as_json: 
     console = Console()
     for one in shown:
         console.print(one, soft_wrap=isinstance(one, str))
+
+
+def table(*heads: str | Column, rows: Iterable[Iterable[str]], **options: Any) -> Table:
+    """Return a table of plain texts. options: of rich's Table."""
+    named = (escape(head) if isinstance(head, str) else head for head in heads)
+    made = Table(*named, **{"box": None, "pad_edge": False, **options})
+    for row in rows:
+        made.add_row(*map(escape, row))
+    return made
 
 
 def count(number: int, noun: str) -> str:

@@ -260,7 +260,7 @@ class ImageStages:
         samples that have an image."""
         timers = [_RecipeTimer(each, batch, self) for each in (bare, recipe)]
         timers.append(_RecipeTimer(recipe, batch, self, constant=True))
-        rates = [
+        decode, augment, python = (
             # Convert a rate of images to one of samples.
             replace(
                 rate,
@@ -268,9 +268,11 @@ class ImageStages:
                 cpu_s_per_1000=rate.cpu_s_per_1000 * share,
             )
             for rate in self._play_in_turns(timers)
-        ]
+        )
         return Ceilings(
-            **dict(zip(("decode", "augment", "python"), rates, strict=True)),
+            decode=decode,
+            augment=augment,
+            python=python,
             copy=self._copy(batch) if self.device.startswith("cuda") else None,
             progressive=self._progressive_cost(batch, bare),
         )

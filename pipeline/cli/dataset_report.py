@@ -111,12 +111,12 @@ _TITLES = {
 
 def index_values(found: Index, *, batch_size: int) -> dict[str, Any]:
     """Return the values of `penstock inspect --json`. batch_size: the job's global batch."""
-    shards, about, label_spreads = len(found.sizes), found.about, (None, None)
+    shards, about, spread, rank_spread = len(found.sizes), found.about, None, None
     settings = first_settings(contents_of(found), seed=0, global_batch=batch_size)
     lanes, window = settings.lanes, settings.window
     if about.icc is not None:
         spread = label_spread(batch_size, about.icc, min(lanes * window, shards), shards)
-        label_spreads = spread, usual_spreads(shards, icc=about.icc, shuffled=about.shuffled)
+        rank_spread = usual_spreads(shards, icc=about.icc, shuffled=about.shuffled)
     return {
         "kind": found.kind,
         "samples": found.samples,
@@ -136,8 +136,8 @@ def index_values(found: Index, *, batch_size: int) -> dict[str, Any]:
         "batch_size": batch_size,
         "lanes": lanes,
         "window": window,
-        "label_spread": label_spreads[0],
-        "rank_label_spread": label_spreads[1],
+        "label_spread": spread,
+        "rank_label_spread": rank_spread,
     }
 
 

@@ -144,7 +144,8 @@ def _torch(_: DoctorFacts) -> dict[str, Any]:
     """Return torch's facts. gpus: as torch sees them; gpu_devices: device files of GPUs."""
     devices = sum(path[11:].isdigit() for path in glob.glob("/dev/nvidia*"))
     facts = _module("torch", "torch")
-    found = {"torch": facts, "torch_threads": None, "gpus": [], "gpu_devices": devices}
+    found: dict[str, Any] = {"torch": facts, "torch_threads": None, "gpus": []}
+    found["gpu_devices"] = devices
     if facts.version is None or facts.error is not None:
         return found
     torch: Any = importlib.import_module("torch")
@@ -304,13 +305,12 @@ def _judge_cores(f: DoctorFacts) -> Finding:
 
 def _world(_: DoctorFacts) -> dict[str, Any]:
     """Return the World and its launcher, or the reason why they are unknown."""
-    try:
-        world, name = World.detect(), launcher()
-    except PlanError as error:
-        world, name = str(error), None
     is_batch = "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ
-    threads = os.environ.get("OMP_NUM_THREADS")
-    return {"world": world, "launcher": name, "slurm_batch": is_batch, "omp_threads": threads}
+    found = {"slurm_batch": is_batch, "omp_threads": os.environ.get("OMP_NUM_THREADS")}
+    try:
+        return {**found, "world": World.detect(), "launcher": launcher()}
+    except PlanError as error:
+        return {**found, "world": str(error), "launcher": None}
 
 
 @MACHINE.check("threads")

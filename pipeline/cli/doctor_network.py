@@ -231,6 +231,7 @@ def peer_facts(settings: Sequence[Peers]) -> list[peers.PeerFacts]:
 
 def _probed(settings: Peers) -> peers.PeerFacts:
     secret = secret_of(settings)
+    tls: Callable[[], ssl.SSLContext] | None
     if secret is None:  # the job's certificate is unknown here, so a TLS server fails verification
         plain = settings.tls is False or (settings.tls is None and peers.is_loopback(settings.host))
         tls = None if plain else ssl.create_default_context

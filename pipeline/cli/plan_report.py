@@ -52,7 +52,7 @@ _LEGEND = (
 def plan_values(found: Forecast, assumptions: Assumptions) -> dict[str, Any]:
     """Return the values of `--json`; docs/reference/plan.md has their units."""
     job, geometry, first, main = found.setup, found.geometry, found.first, found.main
-    values = {
+    values: dict[str, Any] = {
         "shard_bytes": round(geometry.shard_bytes),
         "shards": geometry.shards,
         "lanes": geometry.lanes,

@@ -21,7 +21,7 @@ from rich.table import Column
 from penstock.cache import ConfigError, PenstockError, WriteError, disk
 from penstock.cache.base import format_size, parse_size
 from penstock.pipeline.cli.command_options import Json
-from penstock.pipeline.cli.commands import command, root_app
+from penstock.pipeline.cli.commands import command, groups, root_app
 from penstock.pipeline.cli.output import ByteProgress, count, report, table
 
 if TYPE_CHECKING:
@@ -31,24 +31,19 @@ if TYPE_CHECKING:
 
     from penstock.cache.disk import BlobRecord, CacheSummary, Verification
 
-cache_app = typer.Typer(
+groups["cache"] = typer.Typer(
     name="cache",
     help="Inspect and maintain a cache folder, also while jobs use it.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
-root_app.add_typer(cache_app)
+root_app.add_typer(groups["cache"])
 
 # typer doesn't check readability, because our own error names the remedy.
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The cache folder.", readable=False)]
 
 
-@command(
-    "cache ls",
-    "penstock cache ls cached",
-    "penstock cache ls cached --dataset photos --json",
-    to=cache_app,
-)
+@command("cache ls", "penstock cache ls cached", "penstock cache ls cached --dataset photos --json")
 def list_(
     folder: Folder,
     label: Annotated[str | None, typer.Option("--dataset")] = None,
@@ -78,7 +73,7 @@ def _listing(blobs: list[BlobRecord]) -> Iterator[str | Table]:
     yield f"{count(len(blobs), 'blob')}, {format_size(sum(blob.size_bytes for blob in blobs))}"
 
 
-@command("cache stat", "penstock cache stat cached", to=cache_app)
+@command("cache stat", "penstock cache stat cached")
 def stat(folder: Folder, as_json: Json = False) -> None:
     """Show the limit, the used space, the datasets and the jobs that share the folder now."""
     with _errors(folder):
@@ -86,7 +81,7 @@ def stat(folder: Folder, as_json: Json = False) -> None:
     report(asdict(summary), [_summary_table(summary)], as_json=as_json)
 
 
-@command("cache verify", "penstock cache verify cached", to=cache_app)
+@command("cache verify", "penstock cache verify cached")
 def verify(folder: Folder, as_json: Json = False) -> None:
     """Read and check every complete blob, and drop bad ones; the next job fetches them again.
 
@@ -112,17 +107,14 @@ def _verification(result: Verification, seconds: float) -> Iterator[str]:
         name = escape(blob.uri or blob.key)
         yield f"  {name}: dropped; the next job fetches it again ({escape(why)})"
     if result.unknown:
-        yield (
-            f"  {count(result.unknown, 'blob')} without checksums, because the catalogue was "
-            "rebuilt: only the size was checked"
-        )
+        why = "because the catalogue was rebuilt: only the size was checked"
+        yield f"  {count(result.unknown, 'blob')} without checksums, {why}"
 
 
 @command(
     "cache evict",
     "penstock cache evict cached --to 500GB",
     "penstock cache evict cached --dataset s3://bucket/photos-pack",
-    to=cache_app,
 )
 def evict(
     folder: Folder,
@@ -144,7 +136,7 @@ def evict(
     with _errors(folder):
         blobs, freed_bytes, left_bytes = disk.admin.evict(folder, to_bytes=to_bytes, label=label)
     values = {"blobs": blobs, "bytes": freed_bytes, "left_bytes": left_bytes}
-    done = f"{_evicted(blobs, freed_bytes)}, {format_size(left_bytes)} left"
+    done = f"{_done('blob', blobs, 'evicted', freed_bytes)}, {format_size(left_bytes)} left"
     report(values, [done], as_json=as_json)
     if to_bytes is not None and label is None and left_bytes > to_bytes:
         Console(stderr=True).print(
@@ -153,9 +145,7 @@ def evict(
         )
 
 
-@command(
-    "cache clear", "penstock cache clear cached", "penstock cache clear cached --yes", to=cache_app
-)
+@command("cache clear", "penstock cache clear cached", "penstock cache clear cached --yes")
 def clear(
     folder: Folder, yes: Annotated[bool, typer.Option("--yes", "-y")] = False, as_json: Json = False
 ) -> None:
@@ -169,17 +159,15 @@ def clear(
         if not yes and not typer.confirm(f"Evict everything in {folder} ({total})?", err=True):
             raise typer.Exit(1)
         blobs, freed_bytes, left_bytes = disk.admin.evict(folder)
-    shown = [_evicted(blobs, freed_bytes)]
+    shown = [_done("blob", blobs, "evicted", freed_bytes)]
     if left_bytes:
-        shown.append(
-            f"[yellow]left:[/] {format_size(left_bytes)} that live jobs pin, fill or have mapped; "
-            "`penstock cache stat` lists the jobs."
-        )
+        jobs = "live jobs pin, fill or have mapped; `penstock cache stat` lists the jobs."
+        shown.append(f"[yellow]left:[/] {format_size(left_bytes)} that {jobs}")
     values = {"blobs": blobs, "bytes": freed_bytes, "left_bytes": left_bytes}
     report(values, shown, as_json=as_json)
 
 
-@command("cache gc", "penstock cache gc cached", to=cache_app)
+@command("cache gc", "penstock cache gc cached")
 def gc(folder: Folder, as_json: Json = False) -> None:
     """Remove what killed processes left: their fills and jobs, dropped files and stray files.
 
@@ -187,27 +175,19 @@ def gc(folder: Folder, as_json: Json = False) -> None:
     """
     with _errors(folder):
         mended, freed_bytes = disk.admin.gc(folder)
-    done = (
-        f"[bold green]done[/] {count(mended, 'leftover')} removed, {format_size(freed_bytes)} freed"
-    )
+    done = _done("leftover", mended, "removed", freed_bytes)
     report({"mended": mended, "bytes": freed_bytes}, [done], as_json=as_json)
 
 
-def _evicted(blobs: int, freed_bytes: int) -> str:
-    return f"[bold green]done[/] {count(blobs, 'blob')} evicted, {format_size(freed_bytes)} freed"
+def _done(what: str, number: int, verb: str, freed_bytes: int) -> str:
+    return f"[bold green]done[/] {count(number, what)} {verb}, {format_size(freed_bytes)} freed"
 
 
 def _columns(blob: BlobRecord, now_s: float) -> tuple[str, ...]:
     needs = [name for name, true in (("pinned", blob.pinned), ("mapped", blob.in_use)) if true]
-    return (
-        blob.key[:12],
-        blob.label,
-        blob.uri,
-        format_size(blob.size_bytes),
-        blob.state,
-        ", ".join(needs) or "-",
-        ago(now_s - blob.used_s),
-    )
+    needed, used = ", ".join(needs) or "-", ago(now_s - blob.used_s)
+    size = format_size(blob.size_bytes)
+    return blob.key[:12], blob.label, blob.uri, size, blob.state, needed, used
 
 
 def ago(seconds: float) -> str:

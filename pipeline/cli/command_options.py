@@ -129,11 +129,10 @@ class DatasetOptions:
         if not is_mixture_file(url):
             return self.arguments()
         given = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
-        if wrong := [name for name in given if name != "cache"]:
-            options = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
+        if wrong := ", ".join(option_of(name) for name in given if name != "cache"):
             raise ConfigError(
-                f"{options.replace('--index-folder', '--index')}: {url} is a mixture file, which "
-                "contains this for each of its parts. Write it there."
+                f"{wrong}: {url} is a mixture file, which contains this for each of its parts. "
+                "Write it there."
             )
         return {"cache": self.cache}
 
@@ -151,6 +150,11 @@ class IndexedOptions(DatasetOptions):
         """Return the arguments of `open_index`. Raises ConfigError."""
         # A dataclass with slots is another class than the one that super() without arguments finds.
         return super(IndexedOptions, self).description() | {"index": self.index_folder}
+
+
+def option_of(field: str) -> str:
+    """Return the option of a field, as people write it."""
+    return f"--{field.removesuffix('_folder').replace('_', '-')}"
 
 
 def parse_names(text: str | None) -> tuple[str, ...] | None:

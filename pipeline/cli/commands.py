@@ -33,25 +33,24 @@ root_app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+groups: dict[str, typer.Typer] = {}
+"""The groups of commands, such as "cache"."""
 examples_by_command: dict[str, tuple[str, ...]] = {}
 """The examples that each command's help ends with. A test parses all of them and runs those that
 need neither a store nor minutes: `photos` is an image folder, `cached` a cache folder; pack and
 index make the rest."""
 
 
-def command(
-    words: str, *examples: str, to: typer.Typer = root_app
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a command by its words, such as "cache ls". to: the group of the command."""
+def command(words: str, *examples: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a command by its words, such as "cache ls"."""
     examples_by_command[words] = examples
+    *group, name = words.split()
+    to = groups[group[0]] if group else root_app
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         run = _with_options(function)
-        to.command(
-            words.split()[-1],
-            help=texts_of(function)[0],
-            epilog="\n\n".join(("[bold]Examples[/bold]", *examples)),
-        )(run)
+        epilog = "\n\n".join(("[bold]Examples[/bold]", *examples))
+        to.command(name, help=texts_of(function)[0], epilog=epilog)(run)
         return run
 
     return register

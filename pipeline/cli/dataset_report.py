@@ -181,11 +181,6 @@ class MixtureFigures:
     summary: MixtureSummary
     contents: Contents
 
-    @property
-    def sample_bytes(self) -> float:
-        """The mean size of a sample that an epoch delivers."""
-        return self.summary.bytes / self.summary.samples
-
     def completed(self, setup: ClusterSetup) -> ClusterSetup:
         """Return the setup of a job with the bytes that its epochs read for the first time."""
         from penstock.pipeline.plan.sizing import mixture_reads

@@ -10,19 +10,9 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import typer
+from rich import progress
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -66,25 +56,25 @@ def format_time(time_s: float) -> str:
     return f"{1000 * time_s:.{digits}f} ms"
 
 
-class _Rate(ProgressColumn):
-    def render(self, task: Task) -> Text:
+class _Rate(progress.ProgressColumn):
+    def render(self, task: progress.Task) -> Text:
         speed = task.finished_speed or task.speed or 0.0
         done_bytes = task.fields["done_bytes"]
         per_s = done_bytes / task.elapsed if task.elapsed else 0.0
         return Text(f"{speed:,.0f}/s  {format_size(per_s)}/s", style="progress.data.speed")
 
 
-class _Bar(Progress):
+class _Bar(progress.Progress):
     """A bar of work with a known end. columns: after the bar."""
 
-    def __init__(self, what: str, *columns: ProgressColumn) -> None:
+    def __init__(self, what: str, *columns: progress.ProgressColumn) -> None:
         super().__init__(
-            TextColumn(f"[bold]{what}"),
-            BarColumn(),
+            progress.TextColumn(f"[bold]{what}"),
+            progress.BarColumn(),
             *columns,
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[detail]}"),
+            progress.TextColumn("left"),
+            progress.TimeRemainingColumn(),
+            progress.TextColumn("{task.fields[detail]}"),
             console=Console(stderr=True),
             transient=True,
         )
@@ -95,7 +85,7 @@ class SampleProgress(_Bar):
     """A bar that readers call with (done, total, done_bytes)."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(what, MofNCompleteColumn(), _Rate())
+        super().__init__(what, progress.MofNCompleteColumn(), _Rate())
 
     def __call__(self, done: int, total: int, done_bytes: int) -> None:
         self.update(self._bar, completed=done, total=total, done_bytes=done_bytes)
@@ -105,21 +95,23 @@ class ByteProgress(_Bar):
     """A bar that is called with (done bytes, total bytes, what they are)."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(what, DownloadColumn(binary_units=True), TransferSpeedColumn())
+        super().__init__(
+            what, progress.DownloadColumn(binary_units=True), progress.TransferSpeedColumn()
+        )
 
     def __call__(self, done: int, total: int, detail: str) -> None:
         self.update(self._bar, completed=done, total=total, detail=detail)
 
 
-class MeasuringBar(Progress):
+class MeasuringBar(progress.Progress):
     """Show the current measurement. Only calls redraw it: a thread that redraws a bar would slow
     the measurement."""
 
     def __init__(self, what: str) -> None:
         console = Console(stderr=True)
         super().__init__(
-            TextColumn(f"[bold]{what}[/] {{task.description}}"),
-            BarColumn(),
+            progress.TextColumn(f"[bold]{what}[/] {{task.description}}"),
+            progress.BarColumn(),
             console=console,
             auto_refresh=False,
             transient=True,

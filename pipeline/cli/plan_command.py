@@ -14,7 +14,7 @@ from typer import Argument, Option
 
 from penstock.cache import ConfigError, DatasetNotFoundError
 from penstock.cache.base import format_size
-from penstock.pipeline.cli.command_options import IndexedOptions, Json
+from penstock.pipeline.cli.command_options import IndexedOptions, Json, option_of
 from penstock.pipeline.cli.commands import command, given_options
 from penstock.pipeline.cli.output import MeasuringBar
 from penstock.pipeline.cli.plan_options import SizingOptions
@@ -69,10 +69,10 @@ def plan(
         check_plot(plot)
     if au is not None and not 0 < au <= 100:
         raise ConfigError(f"--au: got {au:g}, wanted a percentage above 0 and up to 100.")
+    known: KnownFigures = {}
     mixture: MixtureFigures | None = None
     if url is None:
         _check_without_url(given, measure)
-        known: KnownFigures = {}
     else:
         known, mixture = _known(url, data.arguments_for(url), measure)
     choice = SetupChoice(options, known, given)
@@ -96,9 +96,7 @@ def plan(
 
 def _check_without_url(given: frozenset[str], measure: bool) -> None:
     wrong = ["--measure"] * measure
-    for each in fields(IndexedOptions):
-        if each.name in given:
-            wrong.append(f"--{each.name.removesuffix('_folder').replace('_', '-')}")
+    wrong += [option_of(each.name) for each in fields(IndexedOptions) if each.name in given]
     if wrong:
         raise ConfigError(
             f"{', '.join(wrong)}: got no URL to read or measure. Pass the URL of the data, or "
@@ -123,7 +121,8 @@ def _known(
             samples, sample_bytes = contents.samples, contents.sample_bytes
             if isinstance(dataset, Mixture):
                 mixture = MixtureFigures(summary=dataset.summary(), contents=contents)
-                samples, sample_bytes = mixture.summary.samples, mixture.sample_bytes
+                samples = mixture.summary.samples
+                sample_bytes = mixture.summary.bytes / samples  # of those that an epoch delivers
                 is_local = dataset.remote_shards is None
     except (DatasetNotFoundError, FileNotFoundError) as error:
         raise ConfigError(str(error)) from error
@@ -137,9 +136,8 @@ def _known(
     }
     if not measure:
         return known, mixture
-    workload = Workload(
-        url=url, recipe=recipe_named("auto"), device="cpu", seconds=10.0, data=arguments
-    )
+    recipe = recipe_named("auto")
+    workload = Workload(url=url, recipe=recipe, device="cpu", seconds=10.0, data=arguments)
     with MeasuringBar("plan") as bar:
         bar("measuring this machine's disk, decoding and the store")
         return known | probe(workload), mixture
@@ -147,11 +145,13 @@ def _known(
 
 def _title(options: SizingOptions, found: Forecast) -> str:
     job = found.setup
-    behind = "" if job.is_local else f", store {format_size(job.store_bytes_per_s)}/s"
+    size, nvme, rate, store = map(
+        format_size, (job.sample_bytes, job.nvme_bytes, job.nvme_bytes_per_s, job.store_bytes_per_s)
+    )
+    behind = "" if job.is_local else f", store {store}/s"
     return (
         f"{options.model or f'{job.samples_per_s:g} samples/s a GPU'}: {job.samples:,} samples of "
-        f"{format_size(job.sample_bytes)}, {job.global_batch // job.ranks} a GPU\n"
-        f"a node: {job.gpus} GPUs, {format_size(job.nvme_bytes)} of NVMe at "
-        f"{format_size(job.nvme_bytes_per_s)}/s, {job.nic_bytes_per_s * 8 / 1e9:g} Gb/s, "
-        f"{job.cores:g} cores{behind}"
+        f"{size}, {job.global_batch // job.ranks} a GPU\n"
+        f"a node: {job.gpus} GPUs, {nvme} of NVMe at {rate}/s, "
+        f"{job.nic_bytes_per_s * 8 / 1e9:g} Gb/s, {job.cores:g} cores{behind}"
     )

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from typer import Option
 
-from penstock.cache import ConfigError, PlanError, ResumeError
+from penstock.cache import ConfigError, PlanError, ResumeError, disk
 from penstock.cache.base import Peers, format_size
 from penstock.pipeline import feed
 from penstock.pipeline.cli.command_options import IndexedOptions, Json, Source
@@ -27,8 +27,6 @@ from penstock.pipeline.plan import World, pod_index
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from penstock.cache.disk import DiskCache
 
 _job = partial(Option, rich_help_panel="The job")
 _peer = partial(Option, rich_help_panel="Other nodes")
@@ -105,8 +103,9 @@ def warm(
     dry_run: Only show what would be fetched and whether it fits.
     """
     place = data.arguments_for(url)
+    open_cache = partial(disk.DiskCache, max_bytes=max_bytes) if max_bytes else disk.DiskCache.at
     others = peers_of(peers, peer_nodes, peer_token_file, tls=tls)
-    place["cache"] = _cache(cache, max_bytes, others)
+    place["cache"] = open_cache(cache, peers=others)
     launched = _launched(nodes=nodes, node_rank=node_rank)
     order: dict[str, Any] = {
         "epoch": epoch,
@@ -121,15 +120,12 @@ def warm(
         "dry_run": dry_run,
     }
     result = _fetched(url, place, order, if_empty=if_empty)
-    if isinstance(result, str):  # no error, for scripts that warm any data
-        Console(stderr=True).print(result, highlight=False, markup=False, soft_wrap=True)
-        nothing = {**asdict(feed.WarmResult()), "dry_run": dry_run, "share": ""}
-        report(nothing, (), as_json=as_json)
-        return
-    share = _share_words(order["world"], order["process"])
+    share = "" if result is None else _share_words(order["world"], order["process"])
+    shown = () if result is None else _lines(result, dry_run=dry_run, share=share)
+    result = result or feed.WarmResult()
     values = {**asdict(result), "dry_run": dry_run, "share": share}
     values["failed"] = [{"uri": uri, "reason": reason} for uri, reason in result.failed]
-    report(values, _lines(result, dry_run=dry_run, share=share), as_json=as_json)
+    report(values, shown, as_json=as_json)
     raise typer.Exit(bool(result.failed))
 
 
@@ -160,8 +156,8 @@ _MOST_STATE_BYTES = 2**20  # they have less than 10 kB
 
 def _fetched(
     url: str, place: dict[str, Any], order: dict[str, Any], *, if_empty: bool
-) -> feed.WarmResult | str:
-    """Fetch, and return the result or the reason why there is nothing to fetch.
+) -> feed.WarmResult | None:
+    """Fetch, and return the result; None, with the reason on stderr, if there is nothing to fetch.
 
     place: arguments of `Dataset`; order: arguments of `feed.warm`. Raises ConfigError.
     """
@@ -173,15 +169,19 @@ def _fetched(
             "--ntasks-per-node=1)."
         )
     with open_source(url, allow_left_out=1, **place) as dataset, ByteProgress("warm") as bar:
-        remote = dataset.remote_shards
+        remote, reason = dataset.remote_shards, ""
         if remote is None:
-            return f"{dataset.url} is local and read in place: there is nothing to warm."
-        if if_empty and (held := int((remote.held_shares() > 0).sum())):
-            return (
+            reason = f"{dataset.url} is local and read in place: there is nothing to warm."
+        elif if_empty and (held := int((remote.held_shares() > 0).sum())):
+            reason = (
                 f"{place['cache'].path}: the cache already holds {count(held, 'shard')} of "
                 f"{dataset.url}, so nothing is fetched (--if-empty)."
             )
-        return feed.warm(dataset, **order, progress=lambda state: _show_progress(bar, state))
+        if not reason:
+            return feed.warm(dataset, **order, progress=lambda state: _show_progress(bar, state))
+    # It is no error, for scripts that warm any data.
+    Console(stderr=True).print(reason, highlight=False, markup=False, soft_wrap=True)
+    return None
 
 
 def _read_state(file: Path) -> object:
@@ -197,14 +197,6 @@ def _read_state(file: Path) -> object:
             f"{file}: got a file that isn't JSON ({error}), wanted a state. Write the result of "
             "loader.state_dict() with json.dump; a checkpoint of torch.save doesn't work."
         ) from None
-
-
-def _cache(folder: Path, max_bytes: str | None, peers: Peers | None) -> DiskCache:
-    from penstock.cache.disk import DiskCache
-
-    if not max_bytes:
-        return DiskCache.at(folder, peers=peers)
-    return DiskCache(folder, max_bytes=max_bytes, peers=peers)
 
 
 def _show_progress(bar: ByteProgress, state: feed.WarmState) -> None:

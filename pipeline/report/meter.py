@@ -21,16 +21,9 @@ from penstock.pipeline.report.probes import ReadProbe
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from penstock.pipeline.report import run_facts
     from penstock.pipeline.report.job_statistics import JobStatistics
     from penstock.pipeline.report.part_counts import PartMeter
-    from penstock.pipeline.report.run_facts import (
-        ChunkFacts,
-        CoreSpeeds,
-        MapFacts,
-        ResidentFacts,
-        ShardFigures,
-        TierFacts,
-    )
     from penstock.pipeline.report.statistics import Statistics
 
 T = TypeVar("T")
@@ -74,7 +67,7 @@ class Meter:
     device: str
     usable_cores: int = 1
     url: str = ""
-    shards: Callable[[], ShardFigures] | None = None  # a native dataset
+    shards: Callable[[], run_facts.ShardFigures] | None = None  # a native dataset
     output: tuple[int, int] | None = None
     decodes: bool = True
     probe: ReadProbe = field(default_factory=ReadProbe)
@@ -91,17 +84,17 @@ class Meter:
     bytes_disk: int = 0
     counted_bytes: int = 0
     disk_mark: int = 0
-    remote: Callable[[], TierFacts] | None = None  # a remote dataset
-    resident: Callable[[], ResidentFacts] | None = None  # resident images
-    map: Callable[[], MapFacts] | None = None  # the recipe's Maps
-    chunks: Callable[[], ChunkFacts] | None = None  # data in chunks
+    remote: Callable[[], run_facts.TierFacts] | None = None  # a remote dataset
+    resident: Callable[[], run_facts.ResidentFacts] | None = None  # resident images
+    map: Callable[[], run_facts.MapFacts] | None = None  # the recipe's Maps
+    chunks: Callable[[], run_facts.ChunkFacts] | None = None  # data in chunks
     job: Callable[[], JobStatistics | None] | None = None  # several processes
     parts: PartMeter | None = None  # a mixture
     bad: int = 0
     quarantine: str = ""
     left_out: Mapping[str, int] = field(default_factory=dict)
     workers: int | None = None  # worker processes of a torch dataset; None for a native one
-    cores: CoreSpeeds | None = None
+    cores: run_facts.CoreSpeeds | None = None
     cores_due_s: float = 0.0
     waits: deque[float] = field(default_factory=lambda: deque(maxlen=_WAITS_KEPT))
 
@@ -132,19 +125,13 @@ class Meter:
         take a while.
         """
         # Imported late: most loaders start and deliver without the modules of the verdict.
-        from penstock.pipeline.report.diagnosis import diagnose
-        from penstock.pipeline.report.run_facts import (
-            LoaderFacts,
-            MapFacts,
-            ResidentFacts,
-            TierFacts,
-        )
+        from penstock.pipeline.report import diagnose, run_facts
         from penstock.pipeline.report.statistics import Statistics, read_rows
         from penstock.readers.formats import DecodedCounts
 
         remote, resident = _called(self.remote), _called(self.resident)
         late, late_s = self.probe.gil()
-        facts = LoaderFacts(
+        facts = run_facts.LoaderFacts(
             **{name: getattr(self, name) for name in _FACTS},
             samples=self.counted_samples,
             batches=max(0, self.batches - 1),
@@ -167,12 +154,12 @@ class Meter:
             diagnosis = diagnose(facts)
         tables: dict[type | None, Any] = {
             None: self,
-            LoaderFacts: facts,
+            run_facts.LoaderFacts: facts,
             Traffic: Traffic(bytes_disk=self.bytes_disk) if remote is None else remote.traffic,
-            TierFacts: remote,
-            ResidentFacts: resident,
+            run_facts.TierFacts: remote,
+            run_facts.ResidentFacts: resident,
             DecodedCounts: None if facts.chunks is None else facts.chunks.counts,
-            MapFacts: facts.map,
+            run_facts.MapFacts: facts.map,
         }
         return Statistics(
             **read_rows(tables),
@@ -202,7 +189,7 @@ class Meter:
         """The 99 % quantile of the latest waits."""
         return float(np.quantile(np.array(self.waits or [0.0]), 0.99))
 
-    def _cores(self) -> CoreSpeeds:
+    def _cores(self) -> run_facts.CoreSpeeds:
         """Return the speeds of the cores, measured at most every `_CORES_EVERY_S`."""
         now = time.monotonic()
         if self.cores is None or now >= self.cores_due_s:

@@ -12,7 +12,7 @@ from penstock.cache import MissingDependencyError
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from dataclasses import Field
     from wsgiref.simple_server import WSGIServer
 
@@ -117,54 +117,34 @@ class _Collector:
         """Return no descriptions, so that the registry doesn't call collect() to learn names."""
         return []
 
-    def collect(self) -> Iterator[Any]:
+    def collect(self) -> Iterable[Any]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        statistics = self._loader.statistics()
-        dataset = self._loader.dataset
-        labels = {
-            "rank": str(self._loader.world.rank),
-            "dataset": str(getattr(dataset, "url", type(dataset).__name__)),
-        }
+        statistics, loader = self._loader.statistics(), self._loader
+        url = str(getattr(loader.dataset, "url", type(loader.dataset).__name__))
+        families: dict[str, Any] = {}
+
+        def add(name: str, text: str, value: float, *, grows: bool = False, **more: str) -> None:
+            labels = {"rank": str(loader.world.rank), "dataset": url, **more}
+            if name not in families:
+                kind = CounterMetricFamily if grows else GaugeMetricFamily
+                families[name] = kind(field_names(name), text, labels=list(labels))
+            families[name].add_metric(list(labels.values()), value)
+
         for row, value in _numbers(statistics):
-            kind = CounterMetricFamily if row.metadata["grows"] else GaugeMetricFamily
-            yield _metric(kind, field_names(row.name), row.metadata["text"], labels, value)
-        yield from _part_metrics(statistics, labels)
-        limit = {**labels, "limit": statistics.limit}
-        yield _metric(
-            GaugeMetricFamily, "penstock_limit", "the stage that limits the job", limit, 1
-        )
-        job = statistics.job
-        if job is None:
-            return
-        text = "processes of the job that have published their waits"
-        yield _metric(GaugeMetricFamily, "penstock_job_heard", text, labels, job.heard)
-        if job.slowest is not None:
-            who = {"slowest_rank": str(job.slowest.rank), "slowest_limit": job.slowest.limit}
-            name, text = "penstock_job_slowest_wait_share", "wait share of the slowest process"
-            yield _metric(GaugeMetricFamily, name, text, labels | who, job.slowest.wait_share)
-
-
-def _part_metrics(statistics: Statistics, labels: dict[str, str]) -> Iterator[Any]:
-    """Yield a family for each count of a mixture's parts, with the label part."""
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-    families: dict[str, Any] = {}
-    for name, part in statistics.parts.items():
-        for row, value in _numbers(part):
-            kind = CounterMetricFamily if row.metadata["grows"] else GaugeMetricFamily
-            if row.name not in families:
-                metric, text = field_names(f"part_{row.name}"), row.metadata["text"]
-                families[row.name] = kind(metric, text, labels=[*labels, "part"])
-            families[row.name].add_metric([*labels.values(), name], value)
-    yield from families.values()
-
-
-def _metric(kind: Any, name: str, text: str, labels: dict[str, str], value: float) -> Any:
-    """Return a family of one metric."""
-    metric = kind(name, text, labels=list(labels))
-    metric.add_metric(list(labels.values()), value)
-    return metric
+            add(row.name, row.metadata["text"], value, grows=row.metadata["grows"])
+        for part, counts in statistics.parts.items():
+            for row, value in _numbers(counts):
+                text, grows = row.metadata["text"], row.metadata["grows"]
+                add(f"part_{row.name}", text, value, grows=grows, part=part)
+        add("limit", "the stage that limits the job", 1, limit=statistics.limit)
+        if (job := statistics.job) is not None:
+            add("job_heard", "processes of the job that have published their waits", job.heard)
+            if (one := job.slowest) is not None:
+                name, text = "job_slowest_wait_share", "wait share of the slowest process"
+                share, limit = one.wait_share, one.limit
+                add(name, text, share, slowest_rank=str(one.rank), slowest_limit=limit)
+        return families.values()
 
 
 def field_names(field: str) -> str:

@@ -17,46 +17,21 @@ if TYPE_CHECKING:
     from penstock.cache.base import Traffic
     from penstock.readers.formats import DecodedCounts
 
+# fmt: off
 Limit = Literal[
-    "nothing yet",
-    "model",
-    "python",
-    "copy",
-    "augment",
-    "decode",
-    "dataset",
-    "map",
-    "disk",
-    "remote",
-    "peers",
-    "cache",
+    "nothing yet", "model", "python", "copy", "augment", "decode", "dataset", "map", "disk",
+    "remote", "peers", "cache",
 ]
 """The stage that limits the job. python: the training loop, because it holds Python's GIL. map: a
 function of the user's in the recipe. peers: the other nodes' caches and the links to them."""
 
 Cause = Literal[
-    "",
-    "slow-model",
-    "gil",
-    "slow-copy",
-    "slow-augment",
-    "slow-decode",
-    "slow-core",
-    "oversized",
-    "progressive",
-    "dataset-code",
-    "slow-map",
-    "slow-disk",
-    "slow-read",
-    "decoded-again",
-    "tiny-shards",
-    "slow-remote",
-    "slow-peers",
-    "throttled",
-    "no-cache",
-    "small-cache",
+    "", "slow-model", "gil", "slow-copy", "slow-augment", "slow-decode", "slow-core", "oversized",
+    "progressive", "dataset-code", "slow-map", "slow-disk", "slow-read", "decoded-again",
+    "tiny-shards", "slow-remote", "slow-peers", "throttled", "no-cache", "small-cache",
 ]
 """The reason for a limit; "" while the limit is "nothing yet"."""
+# fmt: on
 
 Stage = Literal["remote", "read", "decode", "augment", "copy", "python"]
 """A stage of a batch whose speed can be measured alone."""

@@ -107,20 +107,17 @@ class Statistics(Traffic):
     def __str__(self) -> str:
         line = (
             f"{self.samples:,} samples in {self.batches:,} batches, {self.samples_per_s:,.0f}/s; "
-            f"waited {self.wait_share:.1%} of the time "
-            f"(p50 {self.wait_p50_s * 1e3:.1f} ms, p99 {self.wait_p99_s * 1e3:.1f} ms a batch), "
-            f"first batch after {self.first_batch_s:.2f} s; "
-            f"read {format_size(self.bytes_disk)} from local files, "
+            f"waited {self.wait_share:.1%} of the time (p50 {self.wait_p50_s * 1e3:.1f} ms, p99 "
+            f"{self.wait_p99_s * 1e3:.1f} ms a batch), first batch after {self.first_batch_s:.2f} "
+            f"s; read {format_size(self.bytes_disk)} from local files, "
             f"{format_size(self.bytes_remote)} from the remote"
         )
         if self.peer_requests:
             failed = f" ({self.peer_failed:,} requests failed)" if self.peer_failed else ""
             line += f", {format_size(self.bytes_peers)} from other nodes{failed}"
         if self.resident_bytes:
-            line += (
-                f"; {self.resident_hits:,} samples came from memory, which keeps "
-                f"{format_size(self.resident_bytes)} of decoded images"
-            )
+            kept = f"{format_size(self.resident_bytes)} of decoded images"
+            line += f"; {self.resident_hits:,} samples came from memory, which keeps {kept}"
         if self.bad:
             path = f" ({self.quarantine})" if self.quarantine else ""
             line += f"; {self.bad:,} bad samples{path}"
@@ -129,25 +126,24 @@ class Statistics(Traffic):
             line += f"; {samples} left out of the dataset"
         lines = [f"{line}."]
         if self.chunks_decoded:
-            on_disk = self.chunks_disk_bytes
-            files = f" and {format_size(on_disk)} in the cache folder" if on_disk else ""
+            size, memory, disk = map(
+                format_size, (self.decoded_bytes, self.chunks_memory_bytes, self.chunks_disk_bytes)
+            )
+            files = f" and {disk} in the cache folder" if self.chunks_disk_bytes else ""
+            ratio = self.decoded_bytes / max(1, self.delivered_bytes)
             lines.append(
-                f"Chunks: {self.chunks_decoded:,} decoded ({self.chunks_again:,} again), "
-                f"{format_size(self.decoded_bytes)}, "
-                f"{self.decoded_bytes / max(1, self.delivered_bytes):.2g} x what was delivered; at "
-                f"most {format_size(self.chunks_memory_bytes)} kept in memory{files}."
+                f"Chunks: {self.chunks_decoded:,} decoded ({self.chunks_again:,} again), {size}, "
+                f"{ratio:.2g} x what was delivered; at most {memory} kept in memory{files}."
             )
         if self.requests or self.cache_max_bytes:
             refetched = f", {self.refetched:,} objects refetched" if self.refetched else ""
-            kept = (
-                f"; the cache keeps {format_size(self.cache_bytes)}" if self.cache_max_bytes else ""
-            )
+            keeps = f"; the cache keeps {format_size(self.cache_bytes)}"
             lines.append(
                 f"Remote: {self.requests:,} requests ({self.retries:,} retries, {self.hedges:,} "
                 f"hedges, {self.throttled:,} throttled{refetched}), "
                 f"{format_size(self.bytes_filled)} into the cache, "
                 f"{format_size(self.bytes_passed)} past it; waited {self.remote_wait_s:.1f} s. "
-                f"Hits: {self.hit_ratio:.1%} of the samples{kept}."
+                f"Hits: {self.hit_ratio:.1%} of the samples{keeps if self.cache_max_bytes else ''}."
             )
         if self.parts:
             some = list(self.parts.items())[:_PARTS_SHOWN]

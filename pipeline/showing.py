@@ -72,12 +72,11 @@ def show(
         samples = samples[:count]
     schema = {} if dataset is None else dataset.schema
     names = classes or (() if dataset is None else dataset.classes)
-    how = Reading(
-        schema=schema,
-        classes=tuple(names),
-        by_shape=by_shape,
-        displayed=_displayed(samples, normalize),
-    )
+    if isinstance(normalize, Normalize):
+        normalize = normalize.mean, normalize.std
+    scaling = _scaling(samples) if normalize is None else normalize
+    displayed = partial(displayed_pixels, scaling=scaling)
+    how = Reading(schema=schema, classes=tuple(names), by_shape=by_shape, displayed=displayed)
     each = [pictures_of(sample, how) for sample in samples]
     pictures = [picture for some in each for picture in some]
     if not pictures:
@@ -145,22 +144,16 @@ def _rows(batch: Mapping[str, Any], count: int) -> Iterator[dict[str, Any]]:
         yield sample
 
 
-def _displayed(samples: Sequence[Mapping[str, Any]], normalize: Normalize | Scaling | None) -> Any:
-    """Return the function that converts pixels, (channels, height, width), to uint8."""
-    if isinstance(normalize, Normalize):
-        return partial(displayed_pixels, scaling=(normalize.mean, normalize.std))
-    if normalize is not None:
-        return partial(displayed_pixels, scaling=normalize)
+def _scaling(samples: Sequence[Mapping[str, Any]]) -> Scaling:
+    """Return what converts the float pixels of samples to those of an image, by their values."""
     low, high, numbers = _range(samples)
-    if _TOLERANCE + low >= 0 and high <= 1 + _TOLERANCE:
-        return partial(displayed_pixels, scaling=((0.0,), (1.0,)))
     if _TOLERANCE + low >= 0 and high <= 256:
-        return partial(displayed_pixels, scaling=((0.0,), (1 / 255,)))
+        return (0.0,), (1.0 if high <= 1 + _TOLERANCE else 1 / 255,)
     ends = [np.array(IMAGENET_STD) * end + np.array(IMAGENET_MEAN) for end in (low, high)]
     if numbers == {3} and ends[0].min() >= -0.3 and ends[1].max() <= 1.3:
-        return partial(displayed_pixels, scaling=(IMAGENET_MEAN, IMAGENET_STD))
+        return IMAGENET_MEAN, IMAGENET_STD
     span = max(high - low, 1e-12)
-    return partial(displayed_pixels, scaling=((-low / span,), (1 / span,)))
+    return (-low / span,), (1 / span,)
 
 
 def _range(samples: Sequence[Mapping[str, Any]]) -> tuple[float, float, set[int]]:

@@ -17,7 +17,7 @@ from penstock.pipeline.cli.commands import command
 from penstock.pipeline.cli.output import MeasuringBar
 
 if TYPE_CHECKING:
-    from penstock.pipeline.bench import BenchResult, NamedRecipe, Workload
+    from penstock.pipeline.bench import NamedRecipe
 
 
 @command(
@@ -60,7 +60,7 @@ def bench(
     tune: Search for faster settings by short runs, and list them. Takes about four times as long.
     plot: Write a picture, such as bench.png; needs matplotlib.
     """
-    from penstock.pipeline.bench import Workload, check_plot, recipe_named, step_of
+    from penstock.pipeline import bench as library
     from penstock.pipeline.options import parse_device
     from penstock.pipeline.plan.sizing import check_figure
 
@@ -68,10 +68,10 @@ def bench(
     if step_ms is not None:
         check_figure("--step-ms", step_ms)
     if plot is not None:
-        check_plot(plot)
-    step_s, size = step_of(step_ms=step_ms, accelerator=accelerator, batch_size=batch_size)
-    recipe = recipe_named(augment)
-    workload = Workload(
+        library.check_plot(plot)
+    step_s, size = library.step_of(step_ms=step_ms, accelerator=accelerator, batch_size=batch_size)
+    recipe = library.recipe_named(augment)
+    workload = library.Workload(
         url=url,
         recipe=recipe,
         device=str(parse_device(device)),
@@ -83,28 +83,16 @@ def bench(
         data=data.arguments_for(url),
     )
     loaders = _loaders(against, recipe=recipe, device=device)
-    _report(_measured(workload, search=tune, loaders=loaders), as_json=as_json, plot=plot)
-
-
-def _measured(workload: Workload, *, search: bool, loaders: list[str]) -> BenchResult:
-    from penstock.pipeline.bench import bench as measure
-
     with warnings.catch_warnings(), MeasuringBar("bench") as bar:
         warnings.simplefilter("once", PenstockWarning)  # each run repeats its warnings
-        return measure(workload, progress=bar, search=search, loaders=loaders)
-
-
-def _report(result: BenchResult, *, as_json: bool, plot: Path | None) -> None:
-    from penstock.pipeline.bench import as_json as values
-    from penstock.pipeline.bench import plot as draw
-    from penstock.pipeline.bench import show_result
-
+        result = library.bench(workload, progress=bar, search=tune, loaders=loaders)
     if as_json:
-        typer.echo(json.dumps({**values(result), "plot": None if plot is None else str(plot)}))
+        picture = None if plot is None else str(plot)
+        typer.echo(json.dumps({**library.as_json(result), "plot": picture}))
     else:
-        show_result(result, Console())
+        library.show_result(result, Console())
     if plot is not None:  # last, so that a full disk doesn't lose the figures
-        draw(result, plot)
+        library.plot(result, plot)
         if not as_json:
             Console().print("\nPicture:", str(plot), markup=False, soft_wrap=True)
     if result.loaders_error is not None:
@@ -128,6 +116,4 @@ def _loaders(against: str | None, *, recipe: NamedRecipe, device: str) -> list[s
         )
     if recipe.name != AUTO:
         crop_of(recipe.operations)
-    if names == ["all"]:
-        return list(LOADERS)
-    return [find_adapter(name).name for name in names]
+    return list(LOADERS) if names == ["all"] else [find_adapter(name).name for name in names]

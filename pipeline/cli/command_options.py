@@ -102,16 +102,12 @@ class DatasetOptions:
 
     def description(self) -> dict[str, Any]:
         """Return the arguments of `readers.pack` and `open_index`. Raises ConfigError."""
+        as_given = ("format", "manifest", "allow_empty", "max_pixels", "split", "cache")
         return {
-            "format": self.format,
+            **{name: getattr(self, name) for name in as_given},
             "fields": parse_fields(self.fields),
             "schema": parse_schema(self.schema),
-            "manifest": self.manifest,
             "sampling": self.sampling(),
-            "allow_empty": self.allow_empty,
-            "max_pixels": self.max_pixels,
-            "split": self.split,
-            "cache": self.cache,
             "storage_options": parse_storage_options(self.storage_option),
         }
 
@@ -171,15 +167,13 @@ def parse_places(text: str | None) -> dict[str, str] | None:
     """Parse `image=images,mask=masks` into a dict. Raises ConfigError."""
     if text is None:
         return None
-    places: dict[str, str] = {}
-    for pair in text.split(","):
-        field, equals, place = pair.partition("=")
-        if not (field and equals and place) or field in places:
-            raise ConfigError(
-                f"--fields: got {text!r}, wanted the source of each field, once, such as "
-                "image=images,mask=masks. Leave it out for the fields that are found without it."
-            )
-        places[field] = place
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    places = {field: place for field, _, place in pairs if field}
+    if not all(places.values()) or len(places) < len(pairs):
+        raise ConfigError(
+            f"--fields: got {text!r}, wanted the source of each field, once, such as "
+            "image=images,mask=masks. Leave it out for the fields that are found without it."
+        )
     return places
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -55,43 +55,33 @@ def inspect(
             f"--out: {out.parent} isn't an existing folder. Create it, or pass another path."
         )
     parse_places(data.fields)  # raises for names alone, because all fields are shown
+    arguments = data.arguments_for(url)
+    # Imports are local in all commands, so that no command waits for another one's imports.
     with _log_at_info():
-        if batch is None:
-            arguments = data.arguments_for(url)
-            if is_mixture_file(url):
-                _show_mixture(url, arguments, batch_size=batch_size, epoch=epoch, as_json=as_json)
-            else:
-                _show_index(url, data, batch_size=batch_size, as_json=as_json)
+        if batch is not None:
+            from penstock.pipeline.cli import inspect_batch
+
+            with inspect_batch.open_with_all_fields(url, **arguments) as dataset:
+                values, pictures = inspect_batch.load_batch(
+                    dataset, size=batch, recipe=augment, seed=seed, epoch=epoch
+                )
+            inspect_batch.show_batch(url, values, pictures, out=out, as_json=as_json)
             return
-        # Imports are local in all commands, so that no command waits for another one's imports.
-        from penstock.pipeline.cli.inspect_batch import load_batch, open_with_all_fields, show_batch
+        from penstock.pipeline.cli import dataset_report
+        from penstock.readers import mix_file, open_index
 
-        with open_with_all_fields(url, **data.arguments_for(url)) as dataset:
-            values, pictures = load_batch(
-                dataset, size=batch, recipe=augment, seed=seed, epoch=epoch
-            )
-    show_batch(url, values, pictures, out=out, as_json=as_json)
-
-
-def _show_index(url: str, data: IndexedOptions, *, batch_size: int, as_json: bool) -> None:
-    from penstock.pipeline.cli.dataset_report import index_values, shown_index, warn_of_labels
-    from penstock.readers import open_index
-
-    found = open_index(url, **data.description())
-    values = index_values(found, batch_size=batch_size)
-    warn_of_labels(found)
-    report(values, shown_index(url, values), as_json=as_json)
-
-
-def _show_mixture(
-    url: str, arguments: dict[str, Any], *, batch_size: int, epoch: int, as_json: bool
-) -> None:
-    from penstock.pipeline.cli.dataset_report import mixture_values, shown_mixture
-    from penstock.readers import mix_file
-
-    with mix_file(url, **arguments, allow_left_out=1) as mixture:
-        values, summary = mixture_values(mixture, batch_size=batch_size, epoch=epoch)
-    report(values, shown_mixture(url, values, summary), as_json=as_json)
+        if is_mixture_file(url):
+            with mix_file(url, **arguments, allow_left_out=1) as mixture:
+                values, summary = dataset_report.mixture_values(
+                    mixture, batch_size=batch_size, epoch=epoch
+                )
+            shown = dataset_report.shown_mixture(url, values, summary)
+        else:
+            found = open_index(url, **data.description())
+            values = dataset_report.index_values(found, batch_size=batch_size)
+            dataset_report.warn_of_labels(found)
+            shown = dataset_report.shown_index(url, values)
+        report(values, shown, as_json=as_json)
 
 
 @contextmanager

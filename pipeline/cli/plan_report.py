@@ -9,12 +9,10 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
 from penstock.cache import ConfigError
 from penstock.cache.base import format_size
 from penstock.pipeline.bench import figure_type, style_axes
-from penstock.pipeline.cli.output import count
+from penstock.pipeline.cli.output import count, table
 from penstock.pipeline.cli.plan_inputs import DECODED_ELSEWHERE, DECODING
 from penstock.pipeline.plan import AHEAD_BYTES
 from penstock.pipeline.plan.sizing import (
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rich.console import Console
+    from rich.table import Table
 
     from penstock.pipeline.cli.plan_inputs import Assumptions
     from penstock.pipeline.plan.sizing import ClusterSetup, EpochForecast, Forecast
@@ -177,11 +176,9 @@ def show_plan(found: Forecast, assumptions: Assumptions, console: Console) -> No
     console.print(_settings(found))
     console.print(_epochs(found))
     console.print(_LEGEND, highlight=False, soft_wrap=whole, style="dim")
-    heads = ("assumption", "value", "from")
-    table = Table(*heads, box=None, title_justify="left", title="Assumptions")
-    for name, one in assumptions.items():
-        table.add_row(name, one["value"], one["from"])
-    console.print(table)
+    rows = ((name, *one.values()) for name, one in assumptions.items())
+    title = {"title": "Assumptions", "title_justify": "left", "pad_edge": True}
+    console.print(table("assumption", "value", "from", rows=rows, **title))
 
 
 def _head(found: Forecast) -> list[str]:
@@ -248,28 +245,26 @@ def _settings(found: Forecast) -> Table:
         each = f"{format_size(peers['bytes_first'])}, {peers['cores_first']:.2f} cores per node"
         rows.append(("from peers, first epoch", each))
         rows.append(("from peers, a node joins", f"{joins}its cores"))
-    table = Table(box=None, show_header=False)
-    for row in rows:
-        table.add_row(*row)
-    return table
+    return table(rows=rows, pad_edge=True, show_header=False)
 
 
 def _epochs(found: Forecast) -> Table:
-    table = Table("", "first epoch", "later", box=None)
     both = (found.first, found.later)
-    table.add_row("epoch", *(duration(epoch.seconds) for epoch in both))
-    table.add_row("AU", *(f"{epoch.au:.1f} %" for epoch in both))
-    table.add_row("first batch", *(duration(epoch.first_batch_s) for epoch in both))
-    table.add_row("cores per node", *(f"{_cores(found, epoch):.1f}" for epoch in both))
+    rows = [
+        ("epoch", *(duration(epoch.seconds) for epoch in both)),
+        ("AU", *(f"{epoch.au:.1f} %" for epoch in both)),
+        ("first batch", *(duration(epoch.first_batch_s) for epoch in both)),
+        ("cores per node", *(f"{_cores(found, epoch):.1f}" for epoch in both)),
+    ]
     for name, words in _SOURCES.items():
         sizes = [getattr(epoch.traffic, name) for epoch in both]
         if any(sizes):
-            table.add_row(f"read from {words}", *map(format_size, sizes))
+            rows.append((f"read from {words}", *map(format_size, sizes)))
     for tier in dict.fromkeys([*found.first.tiers, *found.later.tiers]):
         times = [epoch.tiers.get(tier) for epoch in both]
         shown = ("-" if t is None else duration(t) for t in times)
-        table.add_row(f"only limited by {TIER_NAMES[tier].partition(',')[0]}", *shown)
-    return table
+        rows.append((f"only limited by {TIER_NAMES[tier].partition(',')[0]}", *shown))
+    return table("", "first epoch", "later", rows=rows, pad_edge=True)
 
 
 def _cores(found: Forecast, epoch: EpochForecast) -> float:

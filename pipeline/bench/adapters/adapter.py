@@ -13,7 +13,7 @@ import importlib
 import json
 import os
 import shutil
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -59,9 +59,9 @@ class Work:
 
     @classmethod
     def from_json(cls, text: str) -> Work:
-        paths = {f.name for f in fields(cls) if f.type == "Path"}
         values: dict[str, Any] = json.loads(text)
-        return cls(**(values | {key: Path(values[key]) for key in paths}))
+        paths = {name: Path(values[name]) for name in ("folder", "pack", "scratch")}
+        return cls(**(values | paths))
 
 
 class PlayedLoader(Protocol):
@@ -91,11 +91,8 @@ class Files:
         import numpy as np
 
         order = np.random.default_rng(0).permutation(len(self)).tolist()
-        return Files(
-            paths=[self.paths[i] for i in order],
-            labels=[self.labels[i] for i in order],
-            key=self.key,
-        )
+        paths, labels = ([each[i] for i in order] for each in (self.paths, self.labels))
+        return Files(paths=paths, labels=labels, key=self.key)
 
     def pairs(self) -> list[tuple[str, int]]:
         return list(zip(self.paths, self.labels, strict=True))

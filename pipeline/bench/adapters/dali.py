@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.bench.adapters.adapter import (
-    AREA,
-    DEVIATION,
-    IMAGE_FOLDER,
-    MEAN,
-    RATIO,
-    Adapter,
-    list_files,
-)
+from penstock.pipeline.bench.adapters import adapter
 
 if TYPE_CHECKING:
     from penstock.pipeline.bench.adapters.adapter import Batches, Work
@@ -28,7 +20,7 @@ class DaliLoader:
     def __init__(self, work: Work) -> None:
         from nvidia.dali import fn, pipeline_def, types
 
-        files = list_files(work.folder)
+        files = adapter.list_files(work.folder)
 
         @pipeline_def(  # type: ignore[untyped-decorator]
             batch_size=work.batch_size,
@@ -45,8 +37,8 @@ class DaliLoader:
             images = fn.decoders.image_random_crop(
                 encoded,
                 output_type=types.RGB,
-                random_area=list(AREA),
-                random_aspect_ratio=list(RATIO),
+                random_area=list(adapter.AREA),
+                random_aspect_ratio=list(adapter.RATIO),
                 num_attempts=10,
             )
             # Penstock filters crops that shrink by more than 2. At 224 pixels these are few, so
@@ -61,8 +53,8 @@ class DaliLoader:
                 images,
                 dtype=types.FLOAT,
                 output_layout="CHW",
-                mean=list(MEAN),
-                std=list(DEVIATION),
+                mean=list(adapter.MEAN),
+                std=list(adapter.DEVIATION),
                 mirror=fn.random.coin_flip(),
             )
             return images, labels
@@ -85,13 +77,13 @@ class DaliLoader:
 
 
 ADAPTERS = (
-    Adapter(
+    adapter.Adapter(
         name="dali",
         title="DALI's own file reader",
         needs=("nvidia.dali",),
         imports=("nvidia.dali.fn",),
         install="pip install 'penstock[dali]'",
-        reads=IMAGE_FOLDER,
+        reads=adapter.IMAGE_FOLDER,
         build=DaliLoader,
     ),
 )

@@ -12,16 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.pipeline.bench.adapters.adapter import (
-    AREA,
-    DEVIATION,
-    IMAGE_FOLDER,
-    IMAGE_MODULES,
-    MEAN,
-    RATIO,
-    Adapter,
-    list_files,
-)
+from penstock.pipeline.bench.adapters import adapter
 from penstock.pipeline.bench.measured_run import endless
 
 if TYPE_CHECKING:
@@ -36,8 +27,8 @@ if TYPE_CHECKING:
     Planes = NDArray[np.float32]
 
 
-_MEAN = np.array(MEAN, np.float32)[:, None, None]
-_DEVIATION = np.array(DEVIATION, np.float32)[:, None, None]
+_MEAN = np.array(adapter.MEAN, np.float32)[:, None, None]
+_DEVIATION = np.array(adapter.DEVIATION, np.float32)[:, None, None]
 
 
 class RandomCropTransform:
@@ -79,13 +70,13 @@ def crop_window(width: int, height: int, rng: np.random.Generator) -> tuple[int,
     the largest central crop with an allowed ratio.
     """
     for _ in range(10):
-        area = width * height * rng.uniform(*AREA)
-        ratio = math.exp(rng.uniform(math.log(RATIO[0]), math.log(RATIO[1])))
+        area = width * height * rng.uniform(*adapter.AREA)
+        ratio = math.exp(rng.uniform(math.log(adapter.RATIO[0]), math.log(adapter.RATIO[1])))
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
             left, top = rng.integers(0, width - w + 1), rng.integers(0, height - h + 1)
             return int(left), int(top), w, h
-    ratio = min(max(width / height, RATIO[0]), RATIO[1])
+    ratio = min(max(width / height, adapter.RATIO[0]), adapter.RATIO[1])
     w, h = min(width, max(1, round(height * ratio))), min(height, max(1, round(width / ratio)))
     return (width - w) // 2, (height - h) // 2, w, h
 
@@ -167,7 +158,7 @@ def build(
     import torch
     from torch.utils.data import DataLoader
 
-    dataset: Any = FolderImages(list_files(work.folder), crop)
+    dataset: Any = FolderImages(adapter.list_files(work.folder), crop)
     return TorchDataLoader(
         DataLoader(
             dataset,
@@ -184,13 +175,13 @@ def build(
 
 ADAPTERS = (
     # Pillow decodes and resizes, with its filter, as in torchvision.
-    Adapter(
+    adapter.Adapter(
         name="torch",
         title="torch DataLoader + Pillow",
         needs=("PIL",),
-        imports=IMAGE_MODULES,
+        imports=adapter.IMAGE_MODULES,
         install="pip install pillow",
-        reads=IMAGE_FOLDER,
+        reads=adapter.IMAGE_FOLDER,
         distribution="pillow",
         build=lambda work: build(work, RandomCropTransform(work.size)),
     ),

@@ -21,8 +21,8 @@ from rich.text import Text
 
 from penstock.cache import ConfigError, MissingDependencyError
 from penstock.cache.base import format_size, machine_memory_bytes, usable_cores
-from penstock.pipeline.bench.measurement import BUSY_NOISE
-from penstock.pipeline.report import ceiling_of
+from penstock.pipeline.bench.measurement import BUSY_NOISE, BenchResult
+from penstock.pipeline.report import Rate, ceiling_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from penstock.pipeline.bench.loader_comparison import LoaderComparison
     from penstock.pipeline.bench.measured_run import RunFigures
-    from penstock.pipeline.bench.measurement import BenchResult
-    from penstock.pipeline.report import Rate
 
 
 _DALI = ("nvidia-dali-cuda130", "nvidia-dali-cuda120")

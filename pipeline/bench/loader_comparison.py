@@ -7,18 +7,18 @@ bytes unchanged.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from penstock.augment import RandomResizedCrop, imagenet_train
+from penstock.augment import RandomResizedCrop, Recipes, imagenet_train
 from penstock.cache import ConfigError, DatasetError
 from penstock.pipeline.bench.adapters import OURS, Work, list_files, split_installed
 from penstock.pipeline.bench.rounds import RoundSize, compare
-from penstock.readers import Dataset, Rejection
+from penstock.readers import Dataset, Rejection, Source
 from penstock.readers.fieldtypes import (
     IMAGE_HEAD_BYTES,
     DenseColumn,
@@ -27,12 +27,6 @@ from penstock.readers.fieldtypes import (
     sniff,
 )
 from penstock.readers.origin import LocalFolder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from penstock.augment import Recipes
-    from penstock.readers import Source
 
 _DIGITS = 19  # of the largest int64: folders sort by name as labels do
 _CHUNK = 256  # samples a read; a remote set's shards are fetched one or a few at a time

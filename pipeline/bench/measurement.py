@@ -32,7 +32,7 @@ from penstock.pipeline.bench.loader_comparison import (
 )
 from penstock.pipeline.bench.measured_run import MeasuredRun, floor_au, import_all, play
 from penstock.pipeline.feed import mapped_fields
-from penstock.pipeline.report import Diagnosis, diagnose
+from penstock.pipeline.report import Ceilings, Diagnosis, diagnose
 from penstock.readers.fieldtypes import image_fields
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from penstock.augment import CheckedRecipe
     from penstock.pipeline.bench.workload import LoaderSettings, Workload
-    from penstock.pipeline.report import Ceilings
     from penstock.readers import Source
 
 
@@ -133,14 +132,11 @@ def bench(
         progress("each stage on its own")
         ceilings = workload_ceilings(workload, dataset, setup)
         facts = replace((stepped or raw).facts, ceilings=ceilings, trains=stepped is not None)
+        size_bytes = int(dataset.contents.shard_bytes.sum())
         result = BenchResult(
             workload=workload,
             setup=setup,
-            dataset=DatasetFacts(
-                samples=len(dataset),
-                bytes=int(dataset.contents.shard_bytes.sum()),
-                kind=dataset.kind,
-            ),
+            dataset=DatasetFacts(samples=len(dataset), bytes=size_bytes, kind=dataset.kind),
             raw=raw,
             stepped=stepped,
             floor_au=floor,

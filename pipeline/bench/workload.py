@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.cache import ConfigError, PlanError, RecipeError
-from penstock.cache.base import READ_MODE, usable_cores
+from penstock.cache.base import READ_MODE, ReadMode, usable_cores
 from penstock.pipeline.bench.accelerators import accelerator as accelerator_named
 from penstock.pipeline.plan import World
 from penstock.readers import Run, View, is_mixture_file, open_source
@@ -25,14 +25,10 @@ from penstock.readers.formats import AUTO as ANY_FORMAT
 from penstock.readers.origin import show
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Unpack
-
     import numpy as np
     from numpy.typing import NDArray
 
     from penstock.augment import Recipes
-    from penstock.cache.base import ReadMode
     from penstock.pipeline.loader import DataLoader
     from penstock.readers import Contents, ReadOptions, RemoteShards, Source
 

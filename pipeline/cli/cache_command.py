@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Column
+from rich.table import Column, Table
 
 from penstock.cache import ConfigError, PenstockError, WriteError, disk
 from penstock.cache.base import format_size, parse_size
@@ -26,8 +26,6 @@ from penstock.pipeline.cli.output import ByteProgress, count, report, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from rich.table import Table
 
     from penstock.cache.disk import BlobRecord, CacheSummary, Verification
 

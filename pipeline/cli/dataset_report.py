@@ -16,7 +16,7 @@ from rich.markup import escape
 from penstock.cache.base import format_size
 from penstock.pipeline.cli.output import table
 from penstock.pipeline.plan import first_settings, label_spread, spread_warning, usual_spreads
-from penstock.readers import contents_of
+from penstock.readers import Contents, Mixture, MixtureSummary, contents_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from penstock.pipeline.plan.sizing import ClusterSetup
-    from penstock.readers import Contents, Mixture, MixtureSummary
     from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats import FieldSummary
     from penstock.readers.index import Index

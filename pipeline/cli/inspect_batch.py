@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.markup import escape
-from rich.table import Column
+from rich.table import Column, Table
 
-from penstock.augment import Decode, Normalize, Resize, imagenet_eval, imagenet_train
+from penstock.augment import Decode, Normalize, Operation, Resize, imagenet_eval, imagenet_train
 from penstock.cache import ConfigError
 from penstock.pipeline.cli.output import report, table
 from penstock.pipeline.loader import DataLoader
@@ -27,19 +27,16 @@ from penstock.readers import (
     mix_file,
     pictures_of,
 )
-from penstock.readers.fieldtypes import PRESENT, image_fields, number_name
+from penstock.readers.fieldtypes import PRESENT, Schema, image_fields, number_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
-    from rich.table import Table
 
-    from penstock.augment import Operation
     from penstock.pipeline.cli.command_options import Recipe
     from penstock.readers import Picture, Source
-    from penstock.readers.fieldtypes import Schema
 
 _TEXT_CHARACTERS = 60
 _NUMBERS = 4

@@ -277,27 +277,19 @@ def index(
     """
     from penstock.readers import build_index
 
-    arguments = data.arguments() | {"fields": parse_places(data.fields)}
+    arguments = data.arguments() | {"fields": parse_places(data.fields), "out": out}
+    arguments["workers"] = workers or usable_cores()
     with executor_on(on) as executor, SampleProgress("index") as progress:
-        summary = build_index(
-            url,
-            **arguments,
-            out=out,
-            workers=workers or usable_cores(),
-            progress=progress,
-            executor=executor,
-        )
+        summary = build_index(url, **arguments, progress=progress, executor=executor)
     values = asdict(summary)
     report(values, _lines(values, place=summary.place), as_json=as_json)
 
 
 def _lines(summary: dict[str, Any], *, place: str) -> Iterator[str]:
     """Yield the lines of a report. place: the folder of the quarantine."""
-    yield (
-        f"[bold green]done[/] {summary['samples']:,} samples in "
-        f"{count(summary['shards'], 'shard')}, {format_size(summary['bytes'])}, "
-        f"{summary['seconds']:.1f} s"
-    )
+    shards, size = count(summary["shards"], "shard"), format_size(summary["bytes"])
+    total = f"{summary['samples']:,} samples in {shards}, {size}"
+    yield f"[bold green]done[/] {total}, {summary['seconds']:.1f} s"
     if not summary.get("complete", True):
         yield "This was this rank's share; the other ranks complete the pack."
     if summary.get("progressive"):
@@ -308,7 +300,5 @@ def _lines(summary: dict[str, Any], *, place: str) -> Iterator[str]:
     for reason, samples in summary["left_out"].items():
         yield f"[yellow]{samples:,} left out:[/] {escape(reason)}"
     if summary["quarantined"]:
-        yield (
-            f"[yellow]{summary['quarantined']:,} quarantined[/]; {place}/quarantine.jsonl lists "
-            "their names and reasons"
-        )
+        listed = f"{place}/quarantine.jsonl lists their names and reasons"
+        yield f"[yellow]{summary['quarantined']:,} quarantined[/]; {listed}"

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.cache import ConfigError
 from penstock.cache.base import format_size, parse_rate, parse_size
-from penstock.pipeline.bench import ACCELERATORS, accelerator
+from penstock.pipeline.bench import ACCELERATORS, Accelerator, accelerator
 from penstock.pipeline.plan.sizing import TAIL, ClusterSetup, check_count, check_figure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.pipeline.bench import Accelerator
     from penstock.pipeline.cli.plan_options import SizingOptions
 
 Assumptions = dict[str, dict[str, str]]

@@ -13,7 +13,7 @@ from penstock.cache import ConfigError
 from penstock.cache.base import format_size
 from penstock.pipeline.bench import figure_type, style_axes
 from penstock.pipeline.cli.output import count, table
-from penstock.pipeline.cli.plan_inputs import DECODED_ELSEWHERE, DECODING
+from penstock.pipeline.cli.plan_inputs import DECODED_ELSEWHERE, DECODING, Assumptions
 from penstock.pipeline.plan import AHEAD_BYTES
 from penstock.pipeline.plan.sizing import (
     MOST_READERS,
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from penstock.pipeline.cli.plan_inputs import Assumptions
     from penstock.pipeline.plan.sizing import ClusterSetup, EpochForecast, Forecast
 
 _SOURCES = {

@@ -262,10 +262,8 @@ def _lines(result: feed.WarmResult, *, dry_run: bool, share: str) -> Iterator[st
     rate = f", {format_size(result.bytes / result.seconds)}/s" if result.seconds else ""
     time = "" if dry_run else f" in {result.seconds:.1f} s{rate}"
     head = "would fetch" if dry_run else "[bold green]done[/] fetched"
-    yield (
-        f"{head} {count(result.objects, 'object')}, {format_size(result.bytes)}{time}; "
-        f"{result.skipped:,} already cached ({share})"
-    )
+    fetched = f"{count(result.objects, 'object')}, {format_size(result.bytes)}{time}"
+    yield f"{head} {fetched}; {result.skipped:,} already cached ({share})"
     if result.left_out:
         yield (
             f"[yellow]{result.left_out:,} objects don't fit:[/] the cache keeps "

@@ -12,10 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.pipeline.report.remedies import LIMITS, waits_for_disk
+from penstock.pipeline.report.remedies import LIMITS, Change, waits_for_disk
 
 if TYPE_CHECKING:
-    from penstock.pipeline.report.remedies import Change
     from penstock.pipeline.report.run_facts import Cause, Ceilings, Limit, LoaderFacts, Rate, Stage
 
 # Waits shorter than this share of the time don't matter: the accelerator is busy.
@@ -180,9 +179,8 @@ def diagnose(facts: LoaderFacts) -> Diagnosis:
     """Return the limit of a run, its cause, and the change that would help most."""
     limit = find_limit(facts)
     if limit == "nothing yet":
-        return Diagnosis(
-            limit=limit, verdict="Too early to judge: fewer than two batches were delivered."
-        )
+        verdict = "Too early to judge: fewer than two batches were delivered."
+        return Diagnosis(limit=limit, verdict=verdict)
     kind, found = LIMITS[limit], ceiling_of(limit, facts.ceilings)
     changes = [change for propose in kind.changes if (change := propose(facts)) is not None]
     change = max(changes, key=lambda each: (each.is_anomaly, each.factor or 0.0))

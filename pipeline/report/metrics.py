@@ -5,7 +5,7 @@ Both exporters call `loader.statistics()` and keep no counts of their own.
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import Field, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.cache import MissingDependencyError
@@ -13,7 +13,6 @@ from penstock.cache import MissingDependencyError
 if TYPE_CHECKING:
     import threading
     from collections.abc import Iterable, Iterator
-    from dataclasses import Field
     from wsgiref.simple_server import WSGIServer
 
     from penstock.pipeline.plan import World

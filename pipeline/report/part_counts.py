@@ -104,20 +104,20 @@ class PartMeter:
 
     def table(self) -> Mapping[str, PartStatistics]:
         """Return the counts of each part by its name, as of now."""
-        found, bad, amounts = {}, self._bad.tolist(), self._amounts.tolist()
-        for number, (name, samples) in enumerate(
-            zip(self._names, self._consumed().tolist(), strict=True)
-        ):
-            tokens = self._tokens[number]
-            found[name] = PartStatistics(
-                samples=samples,
-                epochs=samples / int(self._sizes[number]),
-                tokens=None if tokens is None else tokens * samples,
+        consumed, bad, amounts = (
+            each.tolist() for each in (self._consumed(), self._bad, self._amounts)
+        )
+        return {
+            name: PartStatistics(
+                samples=consumed[number],
+                epochs=consumed[number] / int(self._sizes[number]),
+                tokens=None if each is None else each * consumed[number],
                 bad=bad[number],
                 bytes=round(amounts[number][1]),
                 load_s=amounts[number][2],
             )
-        return found
+            for number, (name, each) in enumerate(zip(self._names, self._tokens, strict=True))
+        }
 
     def slowest(self) -> PartFacts | None:
         """Return the part that took most of the reading time; None before the first read."""

@@ -14,14 +14,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.cache.base import format_size
 from penstock.pipeline.report.docstring_texts import texts_of
-from penstock.pipeline.report.run_facts import SLOW_CORE
-
-if TYPE_CHECKING:
-    from penstock.pipeline.report.run_facts import Cause, Limit, LoaderFacts, Stage
+from penstock.pipeline.report.run_facts import SLOW_CORE, Cause, Limit, LoaderFacts, Stage
 
 # A change that gains less isn't worth mentioning.
 LEAST_GAIN = 1.15
@@ -47,7 +44,7 @@ class Change:
     is_anomaly: bool = False
 
 
-Propose = Callable[["LoaderFacts"], Change | None]
+Propose = Callable[[LoaderFacts], Change | None]
 Values = dict[str, Any]
 _FIELDS = frozenset(field.name for field in fields(Change))
 

@@ -11,10 +11,9 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
-from penstock.cache.base import counter, gauge
+from penstock.cache.base import Traffic, counter, gauge
 
 if TYPE_CHECKING:
-    from penstock.cache.base import Traffic
     from penstock.readers.formats import DecodedCounts
 
 # fmt: off

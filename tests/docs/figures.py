@@ -270,7 +270,7 @@ READING = (
     Figure("reference/stores.md", "{:.0f} to {:.0f} % of the CPU time", "reading", system_calls),
     Figure(
         "howto/tokens.md",
-        "their plan takes {:.2f} s of a job's start",
+        "planning their order takes {:.2f} s at a job's start",
         "tokens",
         lambda result: (result["plan"]["plan_s"],),
     ),

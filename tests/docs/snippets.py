@@ -7,12 +7,14 @@ data it names (tests/docs/data.py); a comment behind `print(...)` is what it pri
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import os
 import re
 import shlex
 import shutil
 import sys
+import threading
 import types
 import warnings
 from typing import TYPE_CHECKING
@@ -24,7 +26,7 @@ from sybil.parsers.abstract import AbstractCodeBlockParser
 from sybil.parsers.markdown import SkipParser
 from sybil.parsers.markdown.lexers import DirectiveInHTMLCommentLexer, RawFencedCodeBlockLexer
 
-from penstock.cache import PenstockWarning
+from penstock.cache import NAME_PREFIX, PenstockWarning
 from penstock.pipeline.cli import main
 from tests.docs.data import encoded, on_this_machine, picture
 from tests.images import write_folder
@@ -125,6 +127,8 @@ def run(document: Document, place: Path, data: Data) -> None:
                     example.evaluate()
         finally:
             vars(module).clear()
+            if any(each.name.startswith(NAME_PREFIX) for each in threading.enumerate()):
+                gc.collect()  # pages don't close their loaders, whose threads other tests may count
             _leave_the_process_group()
 
 

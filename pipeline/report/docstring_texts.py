@@ -1,7 +1,7 @@
 """Read texts for users from docstrings: of commands and their options, checks and proposed changes.
 
 A docstring has a text, and then further texts by name: `name: text` on a line of its own, with
-indented lines that continue it.
+indented lines that continue it. Python's option -OO removes docstrings, and these texts with them.
 """
 
 from __future__ import annotations

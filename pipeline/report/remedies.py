@@ -80,7 +80,7 @@ def _change(
 
 @_change("slow-map")
 def _slow_map(f: LoaderFacts) -> Values:
-    """{f.map.name} takes {share:.0%} of the time for reading: {each_ms:.2g} ms a sample, {where}.
+    """{f.map.name} takes {share:.0%} of the time for reading: {each_ms:.4g} ms a sample, {where}.
 
     advice: {advised}store its results and read those instead: a column of a table, or .npy files
         next to the data, then `penstock pack`.
@@ -286,7 +286,7 @@ def _are_files(f: LoaderFacts) -> bool:
 
 @_change("slow-read")
 def _slow_read(f: LoaderFacts) -> Values | None:
-    """It isn't the disk: reading and checking takes {each_us:.2g} us of a core per
+    """It isn't the disk: reading and checking takes {each_us:.4g} us of a core per
     sample{chunks}{disk}.
 
     advice: Larger batches{fewer} take less time per sample.
@@ -304,8 +304,8 @@ def _slow_read(f: LoaderFacts) -> Values | None:
         disk = format_size(f.disk_bytes)
         values["disk"] = f"; the system counted {disk} read from disks meanwhile"
     if decoded := _decoded(f):
-        rate = decoded / max(f.step_s + f.wait_s, 1e-9) / 1e6
-        values["chunks"] = f", and {format_size(decoded)} of chunks were decoded, {rate:,.2g} MB/s"
+        size, rate = map(format_size, (decoded, decoded / max(f.step_s + f.wait_s, 1e-9)))
+        values["chunks"] = f", and {size} of chunks were decoded, {rate}/s"
         values["advice"] = "Chunks that are smaller or faster to decode would help."
     if _are_files(f):
         values["advice"] = f"{_a_pack(f)} has no files to open for each sample."
@@ -365,11 +365,10 @@ def _fetched(f: LoaderFacts) -> str:
     if f.remote is None:
         return ""
     size_bytes = f.remote.traffic.bytes_remote
-    rate = size_bytes / max(f.elapsed_s, 1e-9) / 1e6
+    size, rate = map(format_size, (size_bytes, size_bytes / max(f.elapsed_s, 1e-9)))
     return (
-        f"{format_size(size_bytes)} were fetched so far, {rate:.2g} MB/s over at most "
-        f"{f.remote.connections} connections, 99 % of the requests within "
-        f"{f.remote.request_p99_s:.2g} s."
+        f"{size} were fetched so far, {rate}/s over at most {f.remote.connections} connections, "
+        f"99 % of the requests within {f.remote.request_p99_s:.2g} s."
     )
 
 
@@ -396,7 +395,7 @@ def _slow_remote(f: LoaderFacts) -> Values:
 
 @_change("slow-peers", **_NO_FETCHING)
 def _slow_peers(f: LoaderFacts) -> Values:
-    """{size} came from other nodes' caches so far, {rate:.2g} MB/s{failed}.
+    """{size} came from other nodes' caches so far, {rate}/s{failed}.
 
     advice: The part of them that this node's cache keeps stays for the next epoch; `penstock warm`
         before the job would speed up the first.
@@ -406,7 +405,7 @@ def _slow_peers(f: LoaderFacts) -> Values:
     failed = f"; {traffic.peer_failed:,} of {traffic.peer_requests:,} requests failed"
     return {
         "size": format_size(traffic.bytes_peers),
-        "rate": traffic.bytes_peers / max(f.elapsed_s, 1e-9) / 1e6,
+        "rate": format_size(traffic.bytes_peers / max(f.elapsed_s, 1e-9)),
         "failed": failed if traffic.peer_failed else "",
     }
 

@@ -231,7 +231,7 @@ PLANTED: list[tuple[LoaderFacts, Limit, Cause, str]] = [
         facts(**READING, remote=remote(bytes_peers=2 * 10**9, peer_requests=50, peer_failed=5)),
         "peers",
         "slow-peers",
-        "from other nodes' caches so far, 1.8e+02 MB/s; 5 of 50 requests failed.",
+        "from other nodes' caches so far, 173.4 MiB/s; 5 of 50 requests failed.",
     ),
     (
         facts(**READING, remote=remote(kept_bytes=4 * 10**8, bytes_passed=2 * 10**9)),

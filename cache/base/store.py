@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.cache.errors import ConfigError
@@ -37,6 +37,7 @@ FORKED = (
 """The reason for which a store refuses requests in a forked child."""
 
 
+@dataclass(eq=False)
 class RequestError(Exception):
     """One request failed. It never leaves the package `cache`: `Fetcher` raises a FetchError.
 
@@ -44,20 +45,15 @@ class RequestError(Exception):
     remedy: more specific advice than the kind's, or None. code: the store's own error code, or "".
     """
 
-    def __init__(
-        self,
-        kind: Failure,
-        message: str,
-        *,
-        retry_after_s: float | None = None,
-        remedy: str | None = None,
-        code: str = "",
-    ) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.code = code
-        self.retry_after_s = retry_after_s
-        self.remedy = remedy
+    kind: Failure
+    message: str
+    _: KW_ONLY
+    retry_after_s: float | None = None
+    remedy: str | None = None
+    code: str = ""
+
+    def __str__(self) -> str:
+        return self.message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +152,7 @@ class Store(ABC):
         if span is not None and span[0] >= span[1]:
             raise RequestError("refused", f"an empty range {span}")
         answer = self._read(path, span, version, most_bytes)
-        check_version(answer.version, version)
+        self._check_version(answer.version, version)
         start, end = span or (0, answer.object_bytes)
         if end > answer.object_bytes:
             raise RequestError(
@@ -172,6 +168,26 @@ class Store(ABC):
     ) -> Answer:
         """Return what is there of the span, and the object's size and version."""
 
+    @staticmethod
+    def _check_version(version: str, wanted: str | None) -> None:
+        """Raise RequestError if an object doesn't have the wanted version; None wants any."""
+        if wanted is not None and version != wanted:
+            raise RequestError("changed", f"its version is {version!r}, wanted {wanted!r}")
+
+    @staticmethod
+    def _check_size(size_bytes: int, most_bytes: int | None) -> None:
+        """Raise RequestError if an object is larger than expected; None expects any size."""
+        if most_bytes is not None and size_bytes > most_bytes:
+            raise RequestError("changed", f"it has {size_bytes} bytes, wanted {most_bytes}")
+
+    @staticmethod
+    def _check_range(came: tuple[int, int], wanted: tuple[int, int], size_bytes: int) -> None:
+        """Raise RequestError if a store sends another range of an object than the wanted one, as
+        far as it exists."""
+        if came != (wanted[0], min(wanted[1], size_bytes)):
+            text = f"bytes {came[0]}-{came[1]} came, wanted {wanted[0]}-{wanted[1]}"
+            raise RequestError("transient", text)
+
     @abstractmethod
     def put(self, local: str, path: str) -> None:
         """Upload a local file."""
@@ -185,18 +201,6 @@ class Store(ABC):
 # -- sizes and versions
 
 _SIZE_AND_TIME = re.compile(r"\d+-\d+\.\d{6}")
-
-
-def check_version(version: str, wanted: str | None) -> None:
-    """Raise RequestError if an object doesn't have the wanted version; None wants any."""
-    if wanted is not None and version != wanted:
-        raise RequestError("changed", f"its version is {version!r}, wanted {wanted!r}")
-
-
-def check_size(size_bytes: int, most_bytes: int | None) -> None:
-    """Raise RequestError if an object is larger than expected; None expects any size."""
-    if most_bytes is not None and size_bytes > most_bytes:
-        raise RequestError("changed", f"it has {size_bytes} bytes, wanted {most_bytes}")
 
 
 def version_text(etag: Any, size_bytes: Any, time: Any) -> str:

@@ -7,6 +7,7 @@ from .request_failures import request_failure as request_failure, xml_fields as 
 from .schemes import STORES as STORES, open_store as open_store
 from .storage_options import AZURE_OPTIONS as AZURE_OPTIONS, GCS_OPTIONS as GCS_OPTIONS
 from .storage_options import HTTP_OPTIONS as HTTP_OPTIONS, S3_OPTIONS as S3_OPTIONS
+from .storage_options import StoreAddress as StoreAddress
 from .storage_options import fetch_policy as fetch_policy, parse_seconds as parse_seconds
 from .web_address import Hop as Hop, Proxies as Proxies, WebOrigin as WebOrigin
 from .web_address import is_public as is_public, origin_of as origin_of
@@ -16,4 +17,3 @@ from .web_client import Reply as Reply, WebClient as WebClient, WebRequest as We
 from .web_connection import Connection as Connection, ConnectionPool as ConnectionPool
 from .web_connection import StaleError as StaleError, Timeouts as Timeouts
 from .web_connection import parse_head as parse_head
-from .web_objects import WebObjects as WebObjects

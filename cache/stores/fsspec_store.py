@@ -13,16 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
-from penstock.cache.base import (
-    Answer,
-    FetchPolicy,
-    ObjectInfo,
-    RequestError,
-    Store,
-    check_size,
-    check_version,
-    version_text,
-)
+from penstock.cache.base import Answer, FetchPolicy, ObjectInfo, RequestError, Store, version_text
 from penstock.cache.errors import ConfigError, FetchError
 from penstock.cache.secrets import clean_message, find_secrets, redact, store_scope
 from penstock.cache.stores.request_failures import failed_request
@@ -117,7 +108,7 @@ class FsspecStore(Store):
     ) -> Answer:
         if version is None or most_bytes is not None:
             seen = self._info(path)
-            check_size(seen.size_bytes, most_bytes)
+            self._check_size(seen.size_bytes, most_bytes)
             version = seen.version if version is None else version
         start, end = span or (None, None)
         try:
@@ -125,10 +116,10 @@ class FsspecStore(Store):
         except RequestError as error:
             # Some back ends refuse a range beyond the object's new end.
             if error.kind != "missing":
-                check_version(self._info(path).version, version)
+                self._check_version(self._info(path).version, version)
             raise
         after = self._info(path)
-        check_version(after.version, version)
+        self._check_version(after.version, version)
         return Answer(data=data, version=after.version, object_bytes=after.size_bytes)
 
     def put(self, local: str, path: str) -> None:
@@ -198,11 +189,14 @@ def open_by_fsspec(address: StoreAddress) -> Store:
         ) from None
     # Opening may request credentials or use the network; each back end has its own exceptions.
     except Exception as error:
-        raise FetchError(
-            f"{shown}: could not be opened ({clean_message(error, address.secrets)}). Check "
-            "storage_options.",
-            uri=shown,
-        ) from None
+        reason = clean_message(error, address.secrets)
+        if isinstance(error, TypeError) and "target_" in reason:  # arguments for another URL's
+            raise ConfigError(
+                f"{shown}: {shown.partition(':')[0]}:// can't hold another URL. Pass one URL; only "
+                "archives and caches precede another, as in zip://part::s3://bucket/a.zip."
+            ) from None
+        text = f"{shown}: could not be opened ({reason}). Check storage_options."
+        raise FetchError(text, uri=shown) from None
     fs, root = _inside(fs, str(root))
     return FsspecStore(fs, root, address, scope=store_scope(theirs))
 

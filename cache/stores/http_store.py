@@ -11,13 +11,12 @@ page of links.
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
-from penstock.cache.base import Answer, ObjectInfo, RequestError, Store
+from penstock.cache.base import ObjectInfo, RequestError
 from penstock.cache.errors import ConfigError
 from penstock.cache.secrets import plain_query, redact
 from penstock.cache.stores.storage_options import HTTP_OPTIONS, scope_of
@@ -29,6 +28,7 @@ from penstock.cache.threads import ordered
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from penstock.cache.base import Store
     from penstock.cache.stores.storage_options import StoreAddress
     from penstock.cache.stores.web_client import WebClient
 
@@ -75,7 +75,7 @@ class _Links(HTMLParser):
             self.found += [value for name, value in attrs if name == "href" and value]
 
 
-class HttpStore(Store):
+class HttpStore(WebObjects):
     """The objects below a URL of a web server.
 
     address: its URL is quoted and has no login. headers: the user's, for the origin only.
@@ -84,22 +84,20 @@ class HttpStore(Store):
     def __init__(
         self, address: StoreAddress, client: WebClient, *, headers: Mapping[str, str], scope: str
     ) -> None:
-        super().__init__(url=address.display_url, scope=scope, secrets=address.secrets)
-        self._client = client
+        super().__init__(address, client, headers=headers, scope=scope)
         root = urlsplit(address.url)
         self._folder_path = unquote(root.path, errors="surrogateescape")
         self._begin = root._replace(query="").geturl().rstrip("/")
         self._query = f"?{root.query}" if root.query else ""
-        self._objects = WebObjects(client, self._url, headers=headers, secrets=self.secrets)
 
-    def _url(self, _method: str, key: str) -> str:
-        return f"{self._begin}/{_quoted(key)}{self._query}"
+    def _url(self, method: str, path: str) -> str:
+        return f"{self._begin}/{_quoted(path)}{self._query}"
 
     def list_folder(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
         """List a folder by the links of its index page, and request the sizes of its files."""
         try:
             url = self._url("GET", _join(prefix, ""))
-            page = self._objects.page(url, most_bytes=_PAGE_BYTES)
+            page = self.page(url, most_bytes=_PAGE_BYTES)
         except RequestError as error:
             if error.kind == "missing":
                 return [], []
@@ -119,21 +117,7 @@ class HttpStore(Store):
     def _info(self, path: str) -> ObjectInfo:
         if not path:
             raise RequestError("missing", "a folder's page is no object")
-        return self._objects.info(path, path)
-
-    def _read(
-        self, path: str, span: tuple[int, int] | None, version: str | None, most_bytes: int | None
-    ) -> Answer:
-        return self._objects.read(path, span, version, most_bytes)
-
-    def put(self, local: str, path: str) -> None:
-        """Upload a local file by a PUT request."""
-        with open(os.fsencode(local), "rb") as file:
-            self._objects.put(path, file.read())
-
-    def close(self) -> None:
-        """End all requests at once."""
-        self._client.abort()
+        return super()._info(path)
 
 
 def _join(folder: str, name: str) -> str:
@@ -147,9 +131,7 @@ def open_http(address: StoreAddress) -> Store:
         parts = urlsplit(url)
         origin_of(url)
     except (ValueError, UnicodeError):
-        raise ConfigError(
-            f"{redact(url)}: not a URL, wanted {url.partition(':')[0]}://<host>/…."
-        ) from None
+        raise ConfigError(f"{redact(url)}: not a URL, wanted https://<host>/….") from None
     headers = options.client.get("default_headers", {})
     if parts.username is not None:
         # As a header: in the URL it would appear in the messages of other libraries.

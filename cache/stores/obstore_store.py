@@ -21,40 +21,25 @@ import os
 import time
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from penstock.cache.base import (
-    Answer,
-    ObjectInfo,
-    RequestError,
-    Store,
-    check_size,
-    is_strong,
-    version_text,
-)
+from penstock.cache.base import Answer, ObjectInfo, RequestError, is_strong, version_text
 from penstock.cache.errors import ConfigError, MissingDependencyError
 from penstock.cache.secrets import clean_message, redact
 from penstock.cache.stores.request_failures import obstore_failure, too_long
-from penstock.cache.stores.storage_options import (
-    AZURE_OPTIONS,
-    GCS_OPTIONS,
-    S3_OPTIONS,
-    OptionTable,
-    StoreOptions,
-    scope_of,
-)
+from penstock.cache.stores.storage_options import BUCKET_OPTIONS, StoreOptions
 from penstock.cache.stores.web_client import open_client
 from penstock.cache.stores.web_objects import MOST_KEPT, WebObjects
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from obstore import GetOptions
 
     from penstock.cache.stores.storage_options import StoreAddress
-    from penstock.cache.stores.web_client import WebClient
 
 _FORKED = (
     "obstore was used before this process was forked, and would hang in it. Use "
@@ -113,19 +98,17 @@ def signer(store: Any, *, anonymous: bool) -> Callable[[str, str], str]:
     return lambda method, key: sign(method, key, int(time.monotonic() / _USED_S))
 
 
-def without_markers(infos: list[ObjectInfo], folder: str) -> list[ObjectInfo]:
-    """Return the listed objects without the empty objects by which some tools mark folders. Pure.
+def without_markers(infos: Iterable[ObjectInfo], folder: str) -> Iterator[ObjectInfo]:
+    """Yield the listed objects without the empty objects by which some tools mark folders. Pure.
 
     obstore removes the "/" from the end of their names, and a listing has a folder's marker right
     before the folder's objects.
     """
-    following = [*(info.path for info in infos), ""][1:]
-    return [
-        info
-        for info, after in zip(infos, following, strict=True)
-        if info.size_bytes
-        or (info.path not in ("", folder) and not after.startswith(f"{info.path}/"))
-    ]
+    for info, after in pairwise(chain(infos, [None])):
+        assert info is not None
+        is_folder = after is not None and after.path.startswith(f"{info.path}/")
+        if info.size_bytes or not (is_folder or info.path in ("", folder)):
+            yield info
 
 
 T = TypeVar("T")
@@ -140,34 +123,53 @@ more."""
 _STEP_BYTES = 2**20
 
 
-class ObstoreStore(Store):
+class ObstoreStore(WebObjects):
     """The objects of a bucket below a root.
 
-    store, retrying: obstore's stores without and with retries: only obstore can repeat one of a
-    listing's later pages, which are too many to start again. root: the beginning of obstore's keys,
-    without leading and trailing slashes. bucket: its name in messages. web: the same objects by
-    signed URLs, or None.
+    address: s3://<bucket>/<folder>, gs:// or az://, or abfs://<container>@<account>…/<folder>.
+    Raises ConfigError, MissingDependencyError.
     """
 
-    def __init__(
-        self,
-        store: Any,
-        address: StoreAddress,
-        *,
-        retrying: Any,
-        root: str,
-        bucket: str,
-        scope: str,
-        client: WebClient,
-        web: WebObjects | None,
-    ) -> None:
-        super().__init__(url=address.display_url, scope=scope, secrets=address.secrets)
-        self._client = client
-        self._store, self._retrying = store, retrying
-        self._root = root
-        self._bucket = bucket
-        self._web = web
-        self._unsigned = 0
+    def __init__(self, address: StoreAddress) -> None:
+        scheme, _, rest = address.url.partition("://")
+        table = BUCKET_OPTIONS[scheme.lower()]
+        options = table.read(address.options)
+        bucket, _, folder = rest.partition("/")
+        if table.scheme == "az":
+            bucket, _, host = bucket.partition("@")
+            if host:
+                options.config.setdefault("account_name", host.partition(".")[0])
+        elif table.scheme == "s3":
+            add_aws_login(options)
+        if not bucket or "@" in bucket:
+            raise ConfigError(
+                f"{redact(address.url)}: wanted {scheme}://<bucket>/<folder>, with credentials in "
+                "storage_options instead of the URL."
+            )
+        super().__init__(
+            address,
+            open_client(options, address.policy),
+            headers=options.client.get("default_headers", {}),
+            scope=table.scope(options),
+            bucket=bucket,
+        )
+        self._root = folder.strip("/")
+        make = partial(_obstore, table.kind, bucket, address)
+        self._store = make(options)
+        # With retries, because only obstore can repeat one of a listing's later pages, which are
+        # too many to start again.
+        self._retrying = make(options, retries=_LISTING_RETRIES)
+        # Objects are requested by signed URLs as long as the bucket accepts them.
+        self._signs, self._unsigned = table.scheme == "s3" and not _needs_headers(options), 0
+        signing = self._store
+        if self._signs and options.config.get("skip_signature"):
+            # This store only forms URLs: it looks up no login.
+            login = {"access_key_id": "none", "secret_access_key": "none", "skip_signature": False}
+            signing = make(StoreOptions(config=options.config | login, client=options.client))
+        self._sign = signer(signing, anonymous=signing is not self._store)
+
+    def _url(self, method: str, path: str) -> str:
+        return self._sign(method, self._key(path))
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:
@@ -192,21 +194,23 @@ class ObstoreStore(Store):
 
     def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """List all objects in pages."""
+        return without_markers(self._walk(prefix), prefix)
+
+    def _walk(self, prefix: str) -> Iterator[ObjectInfo]:
         import obstore
 
         key = self._key(prefix) or None
-        with self._explaining():
-            # Without retries: the first page shows errors at once.
-            page = list(next(iter(obstore.list(self._store, key, chunk_size=_PAGE)), ()))
-        yield from without_markers([self._listed(meta) for meta in page], prefix)
-        if len(page) < _PAGE:
-            return
-        after = str(page[-1]["path"])
-        rest = iter(obstore.list(self._retrying, key, offset=after, chunk_size=_PAGE))
-        while page:
+        # Without retries: the first page shows errors at once.
+        pages, is_first = iter(obstore.list(self._store, key, chunk_size=_PAGE)), True
+        while True:
             with self._explaining():
-                page = list(next(rest, ()))
-            yield from without_markers([self._listed(meta) for meta in page], prefix)
+                page = list(next(pages, ()))
+            yield from map(self._listed, page)
+            if len(page) < _PAGE:
+                return
+            if is_first:
+                after, is_first = str(page[-1]["path"]), False
+                pages = iter(obstore.list(self._retrying, key, offset=after, chunk_size=_PAGE))
 
     def list_folder(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
         """List a folder in one request."""
@@ -224,37 +228,31 @@ class ObstoreStore(Store):
         return _info(path.removeprefix(self._root).lstrip("/") if self._root else path, meta)
 
     def _info(self, path: str) -> ObjectInfo:
-        key = self._key(path)
-        if not key:
+        if not self._key(path):
             raise RequestError("missing", "a bucket is no object")
-        return self._either(
-            lambda web: web.info(key, path), lambda: self._info_by_obstore(path, key)
-        )
+        return self._either(super()._info, self._info_by_obstore, path)
 
-    def _info_by_obstore(self, path: str, key: str) -> ObjectInfo:
+    def _info_by_obstore(self, path: str) -> ObjectInfo:
         import obstore
 
         with self._explaining():
-            return _info(path, obstore.head(self._store, key))
+            return _info(path, obstore.head(self._store, self._key(path)))
 
     # -- bytes
 
     def _read(
         self, path: str, span: tuple[int, int] | None, version: str | None, most_bytes: int | None
     ) -> Answer:
-        key = self._key(path)
-        return self._either(
-            lambda web: web.read(key, span, version, most_bytes),
-            lambda: self._read_by_obstore(key, span, version, most_bytes),
-        )
+        wanted = path, span, version, most_bytes
+        return self._either(super()._read, self._read_by_obstore, *wanted)
 
-    def _either(self, by_web: Callable[[WebObjects], T], by_obstore: Callable[[], T]) -> T:
+    def _either(self, by_url: Callable[..., T], by_obstore: Callable[..., T], *wanted: Any) -> T:
         """Return the answer to a request by a signed URL, or by obstore itself if that is
-        impossible."""
-        if (web := self._web) is None:
-            return by_obstore()
+        impossible. wanted: the arguments of both."""
+        if not self._signs:
+            return by_obstore(*wanted)
         try:
-            answer = by_web(web)
+            answer = by_url(*wanted)
         except RequestError as refused:
             # Some buckets' policies refuse signed URLs, or the login was just renewed.
             if refused.kind != "denied" or refused.code not in _MAYBE_THE_URL:
@@ -262,14 +260,13 @@ class ObstoreStore(Store):
         else:
             self._unsigned = 0
             return answer
-        answer = by_obstore()
+        answer = by_obstore(*wanted)
         self._unsigned += 1
-        if self._unsigned >= _UNSIGNED_AFTER:
-            self._web = None
+        self._signs = self._unsigned < _UNSIGNED_AFTER
         return answer
 
     def _read_by_obstore(
-        self, key: str, span: tuple[int, int] | None, version: str | None, most_bytes: int | None
+        self, path: str, span: tuple[int, int] | None, version: str | None, most_bytes: int | None
     ) -> Answer:
         import obstore
 
@@ -277,15 +274,13 @@ class ObstoreStore(Store):
         if is_strong(version):
             options["if_match"] = f'"{version}"'
         with self._explaining():
-            result = obstore.get(self._store, key, options=options)
+            result = obstore.get(self._store, self._key(path), options=options)
             meta, (start, end) = result.meta, result.range
             size_bytes = int(meta["size"])
-            first, last = span or (0, size_bytes)
-            check_size(size_bytes, most_bytes)
-            if (start, end) != (first, min(last, size_bytes)):
-                raise RequestError("transient", f"bytes {start}-{end} came, wanted {first}-{last}")
+            self._check_size(size_bytes, most_bytes)
+            self._check_range((start, end), span or (0, size_bytes), size_bytes)
             data = _read_at_most(result, end - start)
-        return Answer(data=data, version=_info(key, meta).version, object_bytes=size_bytes)
+        return Answer(data=data, version=_info(path, meta).version, object_bytes=size_bytes)
 
     def put(self, local: str, path: str) -> None:
         """Upload a local file by obstore, in parts if it is large."""
@@ -293,10 +288,6 @@ class ObstoreStore(Store):
 
         with self._explaining(), open(os.fsencode(local), "rb") as file:
             obstore.put(self._store, self._key(path), file)
-
-    def close(self) -> None:
-        """End the web client's requests at once; obstore's end by their timeouts."""
-        self._client.abort()
 
 
 def _info(path: str, meta: Any) -> ObjectInfo:
@@ -321,71 +312,9 @@ def _read_at_most(result: Any, wanted: int) -> memoryview:
 
 _LISTING_RETRIES = 5
 _NEEDS_HEADERS = (
-    "request_payer",
-    "s3_express",
-    "server_side_encryption",
-    "sse_customer_key_base64",
+    "request_payer", "s3_express", "server_side_encryption", "sse_customer_key_base64",
     "sse_kms_key_id",
-)
-
-
-_KINDS: dict[str, tuple[OptionTable, str, tuple[str, str]]] = {
-    **dict.fromkeys(("s3", "s3a"), (S3_OPTIONS, "S3Store", ("endpoint", ""))),
-    **dict.fromkeys(("gs", "gcs"), (GCS_OPTIONS, "GCSStore", ("base_url", ""))),
-    **dict.fromkeys(
-        ("az", "abfs", "abfss"), (AZURE_OPTIONS, "AzureStore", ("account_name", "endpoint"))
-    ),
-}
-"""By scheme: the options, the name of obstore's class, and the options that distinguish stores of
-one URL."""
-
-
-def open_bucket(address: StoreAddress) -> Store:
-    """Open the store of s3://<bucket>/<folder>, gs:// or az://, or of
-    abfs://<container>@<account>…/<folder>. Raises ConfigError, MissingDependencyError."""
-    import obstore.store
-
-    scheme, _, rest = address.url.partition("://")
-    table, kind, places = _KINDS[scheme.lower()]
-    options = table.read(address.options)
-    bucket, _, folder = rest.partition("/")
-    if table is AZURE_OPTIONS:
-        bucket, _, host = bucket.partition("@")
-        if host:
-            options.config.setdefault("account_name", host.partition(".")[0])
-    elif table is S3_OPTIONS:
-        add_aws_login(options)
-    if not bucket or "@" in bucket:
-        raise ConfigError(
-            f"{redact(address.url)}: wanted {scheme}://<bucket>/<folder>, with credentials in "
-            "storage_options instead of the URL."
-        )
-    scope = scope_of(
-        table.scheme, *(str(options.config.get(name, "")).rstrip("/") for name in places)
-    )
-    make = partial(_obstore, getattr(obstore.store, kind), bucket, address)
-    store = make(options)
-    client = open_client(options, address.policy)
-    web = None
-    if table is S3_OPTIONS and not _needs_headers(options):
-        url_of = signer(store, anonymous=False)
-        if options.config.get("skip_signature"):
-            # This store only forms URLs: it looks up no login.
-            login = {"access_key_id": "none", "secret_access_key": "none", "skip_signature": False}
-            bare = StoreOptions(config={**options.config, **login}, client=options.client)
-            url_of = signer(make(bare), anonymous=True)
-        headers = options.client.get("default_headers", {})
-        web = WebObjects(client, url_of, headers=headers, secrets=address.secrets, bucket=bucket)
-    return ObstoreStore(
-        store,
-        address,
-        retrying=make(options, retries=_LISTING_RETRIES),
-        root=folder.strip("/"),
-        bucket=bucket,
-        scope=scope,
-        client=client,
-        web=web,
-    )
+)  # fmt: skip
 
 
 def add_aws_login(options: StoreOptions) -> None:
@@ -418,21 +347,17 @@ def add_aws_login(options: StoreOptions) -> None:
 def _needs_headers(options: StoreOptions) -> bool:
     """Return True if requests need headers that aren't part of a signed URL (encryption, requester
     pays)."""
-    headers = options.client.get("default_headers", {})
-    return any(options.config.get(name) for name in _NEEDS_HEADERS) or any(
-        name.lower().startswith("x-amz-") for name in headers
-    )
+    names = [name.lower() for name in options.client.get("default_headers", {})]
+    is_amazons = any(name.startswith("x-amz-") for name in names)
+    return is_amazons or any(map(options.config.get, _NEEDS_HEADERS))
 
 
 def _obstore(
-    kind: Callable[..., Any],
-    bucket: str,
-    address: StoreAddress,
-    options: StoreOptions,
-    *,
-    retries: int = 0,
+    kind: str, bucket: str, address: StoreAddress, options: StoreOptions, retries: int = 0
 ) -> Any:
-    """Create one of obstore's stores."""
+    """Create one of obstore's stores. kind: the name of its class."""
+    import obstore.store
+
     policy = address.policy
     client_options = {
         # This allows http; the scheme of the URL or the endpoint chooses it.
@@ -446,7 +371,7 @@ def _obstore(
     retry_s = policy.retry_timeout_s if retries else 0.0
     try:
         with rust_errors():
-            return kind(
+            return getattr(obstore.store, kind)(
                 bucket,
                 client_options=client_options,
                 retry_config={"max_retries": retries, "retry_timeout": timedelta(seconds=retry_s)},

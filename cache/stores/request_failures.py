@@ -13,6 +13,7 @@ import re
 import socket
 import ssl
 import time
+from http.client import responses
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.base import Failure, RequestError
@@ -23,18 +24,14 @@ if TYPE_CHECKING:
 
     from penstock.cache.stores.web_address import WebOrigin
 
-_KINDS: dict[int, Failure] = {
-    401: "denied",
-    403: "denied",
-    404: "missing",
-    408: "transient",
-    410: "missing",
-    412: "changed",
-    416: "changed",
-    425: "transient",
-    429: "throttled",
-    503: "throttled",
+_STATUSES: dict[Failure, tuple[int, ...]] = {
+    "denied": (401, 403),
+    "missing": (404, 410),
+    "changed": (412, 416),
+    "throttled": (429, 503),
+    "transient": (408, 425),
 }
+_KINDS = {status: kind for kind, statuses in _STATUSES.items() for status in statuses}
 
 
 def kind_of_status(status: int) -> Failure | None:
@@ -71,32 +68,27 @@ WHOLE = "the server answered a range with the whole object"
 
 _XML = re.compile(r"<(Code|Message|Region|BucketName)>([^<]{0,300})</")
 _LOG_IN = "log in again, and use the new one."
-_CODES: dict[str, tuple[Failure, str | None]] = {
-    "AccessDenied": (
-        "denied",
-        "These credentials lack permission: check the bucket's policy, or use others. Without "
-        "permission to list, a missing object gives the same answer: check the path, too.",
-    ),
-    "ExpiredToken": ("denied", f"The session's token has expired: {_LOG_IN}"),
-    "TokenRefreshRequired": ("denied", f"The session's token has expired: {_LOG_IN}"),
-    "InvalidToken": ("denied", f"The session token isn't accepted: {_LOG_IN}"),
-    "InvalidAccessKeyId": (
-        "denied",
-        "The store doesn't know this access key: check key= and endpoint_url= in storage_options.",
-    ),
-    "SignatureDoesNotMatch": (
-        "denied",
-        "The secret doesn't belong to the access key: check secret= in storage_options.",
-    ),
-    "RequestTimeTooSkewed": ("denied", "This machine's clock is wrong: correct it."),
-    "NoSuchBucket": (
-        "missing",
-        "Check the bucket's name, and endpoint_url= and region= in storage_options.",
-    ),
-    "RequestTimeout": ("transient", None),
-    "SlowDown": ("throttled", None),
+_EXPIRED = f"The session's token has expired: {_LOG_IN}"
+_REMEDIES = {
+    "AccessDenied": "These credentials lack permission: check the bucket's policy, or use others. "
+    "Without permission to list, a missing object gives the same answer: check the path, too.",
+    "ExpiredToken": _EXPIRED,
+    "TokenRefreshRequired": _EXPIRED,
+    "InvalidToken": f"The session token isn't accepted: {_LOG_IN}",
+    "InvalidAccessKeyId": "The store doesn't know this access key: check key= and endpoint_url= in "
+    "storage_options.",
+    "SignatureDoesNotMatch": "The secret doesn't belong to the access key: check secret= in "
+    "storage_options.",
+    "RequestTimeTooSkewed": "This machine's clock is wrong: correct it.",
 }
-"""The failure that a code of a bucket's store states, and its remedy."""
+"""The remedies for the codes of a bucket's store that deny a request."""
+_NO_BUCKET = "Check the bucket's name, and endpoint_url= and region= in storage_options."
+_CODES: dict[str, Failure] = {
+    **{code: "denied" for code in _REMEDIES},
+    "RequestTimeout": "transient",
+    "SlowDown": "throttled",
+}
+"""The failure that a code of a bucket's store states."""
 
 
 def xml_fields(text: str) -> dict[str, str]:
@@ -113,20 +105,71 @@ def bucket_failure(text: str, bucket: str | None) -> tuple[Failure | None, str, 
     if not fields:
         return None, "", None
     code = fields["Code"]
-    kind, remedy = _CODES.get(code, (None, None))
     if code == "NoSuchBucket":
-        return kind, f"there is no bucket {bucket!r} at this endpoint", remedy
+        return "missing", f"there is no bucket {bucket!r} at this endpoint", _NO_BUCKET
     if region := fields.get("Region"):
-        text, remedy = other_region(region)
-        return "refused", text, remedy
-    return kind, f"{code}: {fields.get('Message', '')}".rstrip(": "), remedy
+        return "refused", *other_region(region)
+    text = f"{code}: {fields.get('Message', '')}".rstrip(": ")
+    return _CODES.get(code), text, _REMEDIES.get(code)
 
 
 def other_region(region: str) -> tuple[str, str]:
     """Return the text and the remedy for a bucket that is in another region than the request's."""
-    return (
-        f"the bucket is in the region {region!r}",
-        f"Give region={region!r} in storage_options.",
+    remedy = f"Give region={region!r} in storage_options."
+    return f"the bucket is in the region {region!r}", remedy
+
+
+_LOGIN = (
+    "Check the URL, and the login in storage_options: headers={'Authorization': ...}, or "
+    "client_kwargs={'auth': ...}."
+)
+_REGION = (
+    "Check region= and endpoint_url= in storage_options, and whether the session's token is still "
+    "valid."
+)
+
+
+def answer_failure(
+    status: int,
+    headers: Mapping[str, str],
+    body: str,
+    span: tuple[int, int] | None,
+    *,
+    bucket: str | None,
+    secrets: tuple[str, ...],
+) -> RequestError:
+    """Return the error of a web server's answer without success.
+
+    headers: by lower-case name. span: the requested range, if any. bucket: the name of the object's
+    bucket, or None.
+    """
+    kind = kind_of_status(status) or "refused"
+    text, remedy, code = f"status {status} {responses.get(status, '')}".rstrip(), None, ""
+    is_redirect = 300 <= status < 400
+    if bucket is not None:
+        code = xml_fields(body).get("Code", "")
+        stated, shown, remedy = bucket_failure(body, bucket)
+        kind, text = stated or kind, shown or text
+    elif kind == "denied":
+        remedy = _LOGIN
+    if remedy is None and (is_redirect or (status == 400 and bucket is not None)):
+        # The answer to a HEAD has no text, but S3 names the region in a header.
+        if (region := headers.get("x-amz-bucket-region")) is not None:
+            text, remedy = other_region(printable(region))
+        else:
+            remedy = "Give the object's current URL." if bucket is None else _REGION
+            if is_redirect:
+                text = f"the server redirects ({text}) without a target"
+    if status == 416 and span is not None:
+        size = headers.get("content-range", "").removeprefix("bytes */")
+        has = size if size.isdecimal() else "fewer"
+        text = f"it has {has} bytes, wanted {span[0]}-{span[1]}"
+    return RequestError(
+        kind,
+        hide(text, secrets),
+        retry_after_s=retry_after_s(headers) if kind in ("throttled", "transient") else None,
+        remedy=remedy,
+        code=code or ("" if body else "none"),
     )
 
 
@@ -214,7 +257,9 @@ _CANNOT_REACH = re.compile(
 )
 
 
-def obstore_failure(error: Exception, *, bucket: str, secrets: tuple[str, ...]) -> RequestError:
+def obstore_failure(
+    error: Exception, *, bucket: str | None, secrets: tuple[str, ...]
+) -> RequestError:
     """Convert an exception of obstore to a RequestError, without the URLs and the dump in its text.
 
     bucket: its name in messages.
@@ -259,14 +304,9 @@ _REFUSED = frozenset(
     {errno.ELOOP, errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTSUP, errno.EROFS, errno.EINVAL}
 )
 _REFUSED_TYPES = (
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    NotImplementedError,
-    ImportError,
+    TypeError, ValueError, LookupError, AttributeError, NotImplementedError, ImportError,
     IsADirectoryError,
-)
+)  # fmt: skip
 _FILE_REMEDIES: dict[Failure, str] = {
     "denied": "Give this user permission to read it and its parent folders.",
     "transient": "Check the disk or the mount (`ls`, `dmesg`), or mount it again.",

@@ -8,13 +8,13 @@ imported when such a store is opened.
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 import re
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.errors import MissingDependencyError
 from penstock.cache.secrets import find_secrets, redact, url_secrets
-from penstock.cache.stores.storage_options import StoreAddress, fetch_policy
+from penstock.cache.stores.storage_options import BUCKET_OPTIONS, StoreAddress, fetch_policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 STORES: Mapping[str, str] = {
     **dict.fromkeys(("http", "https"), "http_store:open_http"),
-    **dict.fromkeys(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"), "obstore_store:open_bucket"),
+    **dict.fromkeys(BUCKET_OPTIONS, "obstore_store:ObstoreStore"),
 }
-"""The module and the function that open the URLs of a scheme."""
+"""The module, and the function or class, that open the URLs of a scheme."""
 _OTHERS = "fsspec_store:open_by_fsspec"
 
 _CHAIN = re.compile(r"^[A-Za-z][\w+.\-]*::|::[A-Za-z][\w+.\-]*://")
@@ -46,11 +46,8 @@ def open_store(url: str, options: Mapping[str, Any], *, filesystem: Any | None =
     address = StoreAddress(url=url, options=options, policy=fetch_policy(options), secrets=secrets)
     scheme = url.partition("://")[0].lower()
     opener = _OTHERS if _CHAIN.search(url) else STORES.get(scheme, _OTHERS)
-    module, _, function = opener.partition(":")
     try:
-        opens: Callable[[StoreAddress], Store] = getattr(
-            importlib.import_module(f"penstock.cache.stores.{module}"), function
-        )
+        opens: Callable[[StoreAddress], Store] = pkgutil.resolve_name(f"{__package__}.{opener}")
         return opens(address)
     except ImportError as error:
         raise MissingDependencyError(

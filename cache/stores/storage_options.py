@@ -11,6 +11,7 @@ config_kwargs.proxies.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -75,7 +76,7 @@ def fetch_policy(options: Mapping[str, Any]) -> FetchPolicy:
     return FetchPolicy(**given)
 
 
-_UNITS = {"s": 1, "sec": 1, "seconds": 1, "ms": 1e-3, "m": 60, "min": 60}
+_UNITS = {"": 1, "s": 1, "sec": 1, "seconds": 1, "ms": 1e-3, "m": 60, "min": 60}
 
 
 def parse_seconds(value: Any, name: str) -> float:
@@ -86,12 +87,9 @@ def parse_seconds(value: Any, name: str) -> float:
     if hasattr(value, "total_seconds"):
         value = value.total_seconds()
     elif isinstance(value, str):
-        number = value.strip().rstrip("abcdefghijklmnopqrstuvwxyz ")
-        unit = value.strip()[len(number) :].strip() or "s"
-        try:
-            value = float(number) * _UNITS[unit]
-        except (ValueError, KeyError):
-            value = None
+        number = value.rstrip("abcdefghijklmnopqrstuvwxyz ")
+        with contextlib.suppress(ValueError, KeyError):
+            value = float(number) * _UNITS[value[len(number) :].strip()]
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
         # The message doesn't show the value, which may be a misplaced secret.
         raise ConfigError(f"{name}: wanted a number of seconds above 0, such as 20 or 0.5.")
@@ -120,6 +118,12 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+def _meanings(text: str) -> dict[str, str]:
+    """Parse words of the form name=meaning."""
+    pairs = (word.partition("=") for word in text.split())
+    return {name: meaning for name, _, meaning in pairs}
+
+
 _NO_MEANING = _words(
     "access asynchronous batch_size block_size cache_options cache_regions cache_size_limit "
     "cache_timeout cache_type check_connection consistency default_block_size default_cache_type "
@@ -142,10 +146,13 @@ class OptionTable:
 
     names: obstore's own names, with or without one of the prefixes. others: the option of obstore
     that another name means, or the function that reads its value. groups: the options that are
-    dictionaries of options.
+    dictionaries of options. kind: the name of obstore's class. places: obstore's options that
+    distinguish stores of one URL.
     """
 
     scheme: str
+    kind: str = ""
+    places: tuple[str, str] = ("", "")
     names: frozenset[str]
     others: Mapping[str, str | Setter]
     prefixes: tuple[str, ...] = ()
@@ -168,6 +175,11 @@ class OptionTable:
             if name in found.config:
                 _check_endpoint(found.config[name])
         return found
+
+    def scope(self, options: StoreOptions) -> str:
+        """Hash the options that distinguish two stores of one URL."""
+        places = (str(options.config.get(name, "")).rstrip("/") for name in self.places)
+        return scope_of(self.scheme, *places)
 
     def _flat(self, options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         """Yield all options, with the names of nested ones joined by dots."""
@@ -352,6 +364,8 @@ def _signature(found: StoreOptions, value: Any) -> None:
 
 S3_OPTIONS = OptionTable(
     scheme="s3",
+    kind="S3Store",
+    places=("endpoint", ""),
     names=_words(
         "access_key_id bucket_name checksum_algorithm conditional_put "
         "container_authorization_token_file "
@@ -364,17 +378,12 @@ S3_OPTIONS = OptionTable(
     ),
     others={
         **_COMMON,
-        "key": "access_key_id",
-        "username": "access_key_id",
-        "secret": "secret_access_key",
-        "password": "secret_access_key",
-        "token": "session_token",
-        "anon": "skip_signature",
-        "endpoint_url": "endpoint",
-        "region_name": "region",
-        "requester_pays": "request_payer",
-        "profile": "profile",
-        "config_kwargs.region_name": "region",
+        **_meanings(
+            "key=access_key_id username=access_key_id secret=secret_access_key "
+            "password=secret_access_key token=session_token anon=skip_signature "
+            "endpoint_url=endpoint region_name=region config_kwargs.region_name=region "
+            "requester_pays=request_payer profile=profile"
+        ),
         "config_kwargs.s3": _addressing,
         "config_kwargs.proxies": _proxies,
         "config_kwargs.signature_version": _signature,
@@ -411,27 +420,25 @@ def _token(found: StoreOptions, value: Any) -> None:
 
 GCS_OPTIONS = OptionTable(
     scheme="gs",
+    kind="GCSStore",
+    places=("base_url", ""),
     names=_words(
         "service_account service_account_path service_account_key base_url bearer_token "
         "application_credentials skip_signature"
     ),
     others={
         **_COMMON,
-        "anon": "skip_signature",
-        "endpoint_url": "base_url",
-        "endpoint": "base_url",
+        **_meanings("anon=skip_signature endpoint_url=base_url endpoint=base_url"),
         "token": _token,
     },
     prefixes=("google_",),
 )
 
 
-_CONNECTION_STRING = {
-    "accountname": "account_name",
-    "accountkey": "account_key",
-    "sharedaccesssignature": "sas_key",
-    "blobendpoint": "endpoint",
-}
+_CONNECTION_STRING = _meanings(
+    "accountname=account_name accountkey=account_key sharedaccesssignature=sas_key "
+    "blobendpoint=endpoint"
+)
 
 
 def _connection_string(found: StoreOptions, value: Any) -> None:
@@ -459,6 +466,8 @@ def _sas_token(found: StoreOptions, value: Any) -> None:
 
 AZURE_OPTIONS = OptionTable(
     scheme="az",
+    kind="AzureStore",
+    places=("account_name", "endpoint"),
     names=_words(
         "account_name account_key client_id client_secret credential_type tenant_id "
         "authority_host authority_id sas_key token use_emulator use_fabric_endpoint endpoint "
@@ -467,12 +476,17 @@ AZURE_OPTIONS = OptionTable(
     ),
     others={
         **_COMMON,
-        "anon": "skip_signature",
-        "bearer_token": "token",
-        "endpoint_url": "endpoint",
+        **_meanings("anon=skip_signature bearer_token=token endpoint_url=endpoint"),
         "connection_string": _connection_string,
         "credential": _credential,
         "sas_token": _sas_token,
     },
     prefixes=("azure_storage_", "azure_"),
 )
+
+BUCKET_OPTIONS = {
+    **dict.fromkeys(("s3", "s3a"), S3_OPTIONS),
+    **dict.fromkeys(("gs", "gcs"), GCS_OPTIONS),
+    **dict.fromkeys(("az", "abfs", "abfss"), AZURE_OPTIONS),
+}
+"""By scheme."""

@@ -59,19 +59,11 @@ class Reply:
     """
 
     def __init__(
-        self,
-        pool: ConnectionPool,
-        connection: Connection,
-        *,
-        hop: Hop,
-        method: str,
-        deadline_s: float,
+        self, pool: ConnectionPool, connection: Connection, hop: Hop, method: str, deadline_s: float
     ) -> None:
         self._pool, self._connection = pool, connection
-        self._method = method
-        self._deadline_s = deadline_s
-        self.hop = hop
-        self.is_public = connection.is_public
+        self._method, self._deadline_s = method, deadline_s
+        self.hop, self.is_public = hop, connection.is_public
         self.status, self.headers, self._begin, self._end = connection.read_head(deadline_s)
         keep = self.headers.get("connection", "").lower()
         self._keeps = "close" not in keep and not self.headers.get(":old")
@@ -79,21 +71,20 @@ class Reply:
         is_number = text.isascii() and text.isdigit() and len(text) < 20
         is_known = is_number and "transfer-encoding" not in self.headers
         self.length = int(text) if is_known else None
-        self._done = False
+        self._done = method == "HEAD" or self.status in (204, 304) or self.length == 0
         self._read_bytes = 0
 
-    def read(self, most: int) -> memoryview:
+    def read(self, most: int, *, truncate: bool = False) -> memoryview:
         """Return the body. Raises RequestError, also for a body longer than `most`, of which it
-        reads at most one byte more."""
-        if self._has_no_body():
-            self._done = True
+        reads at most one byte more. truncate: return the beginning of a longer body of unknown
+        length."""
+        if self._done:
             return memoryview(b"")
-        length = self.length
-        if length is None:
-            return self._read_stream(most)
-        if length > most:
-            raise too_long(most, length)
-        view = np.empty(length, np.uint8).data
+        if self.length is None:
+            return self._read_stream(most, truncate=truncate)
+        if self.length > most:
+            raise too_long(most, self.length)
+        view = np.empty(self.length, np.uint8).data
         self.read_into(view)
         return view
 
@@ -107,9 +98,8 @@ class Reply:
             got += self._connection.receive_all(view[got:], self._deadline_s, following=following)
         self._read_bytes += got
         if got < len(view):
-            raise RequestError(
-                "transient", f"the connection ended after {self._read_bytes} of {self.length} bytes"
-            )
+            came = f"{self._read_bytes} of {self.length} bytes"
+            raise RequestError("transient", f"the connection ended after {came}")
         if self._read_bytes == self.length:
             self._done = True
             self._keeps = self._keeps and self._begin == self._end
@@ -117,22 +107,14 @@ class Reply:
     def error_body(self) -> bytes:
         """Return the beginning of an error's body."""
         with contextlib.suppress(RequestError):
-            length = self.length
-            if length is None:
-                return bytes(self._read_stream(_ERROR_BYTES, truncate=True))
-            if length <= _ERROR_BYTES:
-                return bytes(self.read(_ERROR_BYTES))
+            return bytes(self.read(_ERROR_BYTES, truncate=True))
         return b""
 
     def close(self) -> None:
         """Keep the connection for other requests, or close it if the body has unread bytes."""
-        done = self._done or self._has_no_body() or self.length == 0
-        self._pool.put_back(self._connection, keep=done and self._keeps)
+        self._pool.put_back(self._connection, keep=self._done and self._keeps)
 
-    def _has_no_body(self) -> bool:
-        return self._method == "HEAD" or self.status in (204, 304)
-
-    def _read_stream(self, most: int, *, truncate: bool = False) -> memoryview:
+    def _read_stream(self, most: int, *, truncate: bool) -> memoryview:
         """Return a body of unknown length. truncate: return only its beginning."""
         self._keeps = False
         stream = _BodyStream(
@@ -160,8 +142,7 @@ class _BodyStream(io.RawIOBase):
     part of a socket's interface that HTTPResponse uses."""
 
     def __init__(self, begun: bytes, receive: Callable[[memoryview], int]) -> None:
-        self._begun = begun
-        self._receive = receive
+        self._begun, self._receive = begun, receive
 
     def readable(self) -> bool:
         return True
@@ -175,7 +156,6 @@ class _BodyStream(io.RawIOBase):
         return len(part)
 
     def makefile(self, mode: str) -> io.BufferedReader:
-        del mode
         return io.BufferedReader(self)
 
 
@@ -265,29 +245,25 @@ class WebClient:
             lines.append(f"Content-Length: {len(body)}\r\n")
         try:
             connection.send("".join([*lines, "\r\n"]), body, deadline_s)
-            return Reply(self._pool, connection, hop=hop, method=method, deadline_s=deadline_s)
+            return Reply(self._pool, connection, hop, method, deadline_s)
         except BaseException:
             self._pool.put_back(connection, keep=False)
             raise
 
 
-def tls_context(*, own: str | bytes | None, anybody: bool) -> ssl.SSLContext:
-    """Create the context of TLS connections.
-
-    own: PEM of authorities that are trusted in addition to the system's; anybody: trust any server.
-    """
+def tls_context(given: Mapping[str, Any]) -> ssl.SSLContext:
+    """Create the context of TLS connections. given: the user's client options, which may name
+    authorities to trust in addition to the system's, or trust any server."""
     context = ssl.create_default_context()
     paths = ssl.get_default_verify_paths()
     if paths.cafile is None and paths.capath is None:  # a Python without the system's store
-        try:
+        with contextlib.suppress(ImportError):
             import certifi
-        except ImportError:
-            pass
-        else:
+
             context.load_verify_locations(cafile=certifi.where())
-    if own is not None:
+    if (own := given.get("root_certificate")) is not None:
         context.load_verify_locations(cadata=own.decode() if isinstance(own, bytes) else own)
-    if anybody:
+    if given.get("allow_invalid_certificates"):
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
@@ -303,13 +279,11 @@ def open_client(options: StoreOptions, policy: FetchPolicy) -> WebClient:
     if proxy := given.get("proxy_url"):
         excludes = str(given.get("proxy_excludes") or "")
         proxies = Proxies(by_scheme={"all": str(proxy)}, excludes=excludes)
-    own, anybody = given.get("root_certificate"), bool(given.get("allow_invalid_certificates"))
     total = given.get("timeout")
     timeouts = Timeouts(
         connect_s=policy.connect_timeout_s,
         read_s=policy.read_timeout_s,
         whole_s=policy.retry_timeout_s if total is None else parse_seconds(total, "timeout"),
     )
-    tls = partial(tls_context, own=own, anybody=anybody)
-    pool = ConnectionPool(timeouts=timeouts, proxies=proxies, tls=tls)
+    pool = ConnectionPool(timeouts=timeouts, proxies=proxies, tls=partial(tls_context, given))
     return WebClient(pool, agent=str(given.get("user_agent") or "penstock"))

@@ -14,7 +14,7 @@ import struct
 import threading
 import time
 import weakref
-from dataclasses import KW_ONLY, InitVar, dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
@@ -82,8 +82,7 @@ class Connection:
 
     def __post_init__(self) -> None:
         self.is_kept = False
-        self.prefix = ""
-        self.proxy_headers = ""
+        self.prefix = self.proxy_headers = ""
         self.buffer = bytearray(_FIRST_READ)
         self._idle_since_s = 0.0
         self._is_aborted = False
@@ -112,7 +111,7 @@ class Connection:
 
     def send(self, head: str, body: Any, deadline_s: float) -> None:
         """Send a request. Raises RequestError, StaleError."""
-        try:
+        with self.explaining():
             self.limit(deadline_s)
             try:
                 self.sock.sendall(head.encode("latin-1"))
@@ -123,8 +122,6 @@ class Connection:
             for start in range(0, len(body), _STEP):
                 self.limit(deadline_s)
                 self.sock.sendall(memoryview(body)[start : start + _STEP])
-        except (OSError, ValueError) as error:
-            raise self._failure(error, self.origin) from None
 
     def read_head(self, deadline_s: float) -> tuple[int, dict[str, str], int, int]:
         """Receive the head of the answer; return its status, its headers (see parse_head), and the
@@ -144,9 +141,7 @@ class Connection:
                 if not got and not received and self.is_kept:
                     raise StaleError
                 if not got:
-                    raise RequestError(
-                        "transient", "the connection ended before the end of the answer's head"
-                    )
+                    raise RequestError("transient", "the answer ended before its head did")
                 received += got
                 continue
             status, headers = parse_head(buffer[begin:end].decode("latin-1"))
@@ -259,6 +254,11 @@ def parse_head(head: str) -> tuple[int, dict[str, str]]:
     return int(status), headers
 
 
+def _addresses(host: str, port: int) -> list[tuple[int, Any]]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [(int(family), address) for family, _, _, _, address in found]
+
+
 @dataclass(eq=False, repr=False, kw_only=True)
 class ConnectionPool:
     """The connections of a client: opened directly or through a proxy, and kept by origin. Safe for
@@ -271,13 +271,12 @@ class ConnectionPool:
     timeouts: Timeouts
     proxies: Proxies
     tls: Callable[[], ssl.SSLContext]
-    resolve: InitVar[Callable[[str, int], list[tuple[int, Any]]] | None] = None
+    resolve: Callable[[str, int], list[tuple[int, Any]]] = _addresses
     public: Callable[[str], bool] = is_public
 
-    def __post_init__(self, resolve: Callable[[str, int], list[tuple[int, Any]]] | None) -> None:
+    def __post_init__(self) -> None:
         self._tls: ssl.SSLContext | None = None
         self._tls_lock = threading.Lock()
-        self._resolve = resolve or _addresses
         self._lock = threading.Lock()
         self._idle: dict[WebOrigin, list[Connection]] = {}
         self._live: set[Connection] = set()
@@ -374,7 +373,7 @@ class ConnectionPool:
         """Open a plain connection. The check and the connection use the same address, so that a
         name can't resolve to different ones."""
         try:
-            found = self._resolve(host, port)
+            found = self.resolve(host, port)
         except (OSError, ValueError) as error:
             raise self._failure(error, origin) from None
         last: Exception | None = None
@@ -436,9 +435,7 @@ def _proxy_parts(proxy: str) -> tuple[str, int, str]:
     """Return the host and the port of a proxy, and the header that logs in to it."""
     parts = urlsplit(proxy)
     if parts.scheme != "http" or not parts.hostname:
-        raise RequestError(
-            "refused", f"a proxy of the kind {parts.scheme}://, wanted http://host:port"
-        )
+        raise RequestError("refused", f"a proxy of {parts.scheme}://, wanted http://host:port")
     login = ""
     if parts.username is not None:
         user = unquote(parts.username), unquote(parts.password or "")
@@ -457,11 +454,6 @@ def _open_tunnel(connection: Connection, login: str, deadline_s: float) -> None:
             "denied" if status in (403, 407) else "transient",
             f"the proxy answered with status {status}",
         )
-
-
-def _addresses(host: str, port: int) -> list[tuple[int, Any]]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [(int(family), address) for family, _, _, _, address in found]
 
 
 def _is_literal(host: str) -> bool:

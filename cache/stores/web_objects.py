@@ -9,36 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import email.utils
+import os
 import re
 import time
-from dataclasses import KW_ONLY, InitVar, dataclass
-from http.client import responses
+from abc import abstractmethod
 from typing import TYPE_CHECKING
 
-from penstock.cache.base import (
-    Answer,
-    ObjectInfo,
-    RequestError,
-    check_size,
-    is_strong,
-    version_text,
-)
-from penstock.cache.secrets import hide
-from penstock.cache.stores.request_failures import (
-    WHOLE,
-    bucket_failure,
-    kind_of_status,
-    other_region,
-    printable,
-    retry_after_s,
-    xml_fields,
-)
+from penstock.cache.base import Answer, ObjectInfo, RequestError, Store, is_strong, version_text
+from penstock.cache.stores.request_failures import WHOLE, answer_failure, printable
 from penstock.cache.stores.web_address import Hop
 from penstock.cache.stores.web_client import WebRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
+    from penstock.cache.stores.storage_options import StoreAddress
     from penstock.cache.stores.web_client import Reply, WebClient
 
 MOST_KEPT = 4096
@@ -58,50 +43,44 @@ counts as one that doesn't support ranges."""
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _ALL_OF = re.compile(r"bytes \*/(\d+)")
 """The Content-Range of an answer that has only the object's length."""
-_LOGIN = (
-    "Check the URL, and the login in storage_options: headers={'Authorization': ...}, or "
-    "client_kwargs={'auth': ...}."
-)
-_REGION = (
-    "Check region= and endpoint_url= in storage_options, and whether the session's token is still "
-    "valid."
-)
 
 
-@dataclass(eq=False, repr=False)
-class WebObjects:
+class WebObjects(Store):
     """The objects of a web server or a bucket, which are requested by their URLs.
 
-    url_of: returns the URL of a method and a key, signed if necessary. headers: the user's headers,
-    which are sent only to the origin. bucket: the name of the objects' bucket, or None. Safe for
-    several threads; not across fork.
+    headers: the user's headers, which are sent only to the origin. bucket: the name of the objects'
+    bucket, or None. Safe for several threads; not across fork.
     """
 
-    client: WebClient
-    url_of: Callable[[str, str], str]
-    _: KW_ONLY
-    headers: InitVar[Mapping[str, str]]
-    secrets: tuple[str, ...] = ()
-    bucket: str | None = None
-
-    def __post_init__(self, headers: Mapping[str, str]) -> None:
-        self._headers = dict(headers)
-        self._redirects: dict[str, tuple[Hop, float]] = {}  # by key, with the ends of their times
+    def __init__(
+        self,
+        address: StoreAddress,
+        client: WebClient,
+        *,
+        headers: Mapping[str, str],
+        scope: str,
+        bucket: str | None = None,
+    ) -> None:
+        super().__init__(url=address.display_url, scope=scope, secrets=address.secrets)
+        self._client, self._headers, self._bucket = client, headers, bucket
+        self._redirects: dict[str, tuple[Hop, float]] = {}  # by path, with the ends of their times
         self._useless_redirects = 0
         self._serves_ranges, self._wholes = False, 0  # answers to ranges with entire objects
 
-    def info(self, key: str, path: str) -> ObjectInfo:
-        """Return the size and version of an object. path: of the result. Raises RequestError, also
-        if it is missing."""
-        self._redirects.pop(key, None)
-        with self._reply("HEAD", key, {}) as reply:
+    @abstractmethod
+    def _url(self, method: str, path: str) -> str:
+        """Return the URL of an object for a method, signed if necessary. Raises RequestError."""
+
+    def _info(self, path: str) -> ObjectInfo:
+        self._redirects.pop(path, None)
+        with self._reply("HEAD", path, {}) as reply:
             if reply.status == 200 and reply.length is not None and not _encoding_of(reply):
                 return _info(path, reply, reply.length)
             # For a URL signed for GET, a server without HEAD, or one that compresses.
             is_final = reply.hop.is_origin and reply.status not in (200, 405, 501)
             if is_final or reply.status == 404:
                 raise self._failure(reply)
-        with self._reply("GET", key, {"Range": "bytes=0-0"}) as reply:
+        with self._reply("GET", path, {"Range": "bytes=0-0"}) as reply:
             content_range = reply.headers.get("content-range", "")
             if reply.status == 206 and (found := _CONTENT_RANGE.fullmatch(content_range)):
                 return _info(path, reply, int(found[3]))
@@ -114,16 +93,15 @@ class WebObjects:
                 raise RequestError("refused", "the server doesn't state the object's length")
             return _info(path, reply, reply.length)
 
-    def read(
-        self, key: str, span: tuple[int, int] | None, version: str | None, most_bytes: int | None
+    def _read(
+        self, path: str, span: tuple[int, int] | None, version: str | None, most_bytes: int | None
     ) -> Answer:
-        """Read an object, or its bytes [start, end) as far as it has them. Raises RequestError."""
         own: dict[str, str] = {}
         if span is not None:
             own["Range"] = f"bytes={span[0]}-{span[1] - 1}"
         if is_strong(version):
             own["If-Match"] = f'"{version}"'
-        with self._reply("GET", key, own) as reply:
+        with self._reply("GET", path, own) as reply:
             if reply.status not in (200, 206):
                 raise self._failure(reply, span)
             if span is not None:
@@ -135,18 +113,23 @@ class WebObjects:
 
     def page(self, url: str, *, most_bytes: int) -> bytes:
         """Read the page at a URL of the origin. Raises RequestError."""
-        with contextlib.closing(self.client.ask(Hop(url), WebRequest({}, self._headers))) as reply:
+        with contextlib.closing(self._client.ask(Hop(url), WebRequest({}, self._headers))) as reply:
             if reply.status != 200:
                 raise self._failure(reply)
             _refuse_compressed(reply)
             return bytes(reply.read(most_bytes))
 
-    def put(self, key: str, data: bytes) -> None:
-        """Upload an object. Raises RequestError."""
-        hop, request = Hop(self.url_of("PUT", key)), WebRequest({}, self._headers, "PUT", data)
-        with contextlib.closing(self.client.ask(hop, request)) as reply:
+    def put(self, local: str, path: str) -> None:
+        """Upload a local file by a PUT request."""
+        with open(os.fsencode(local), "rb") as file:
+            request = WebRequest({}, self._headers, "PUT", file.read())
+        with contextlib.closing(self._client.ask(Hop(self._url("PUT", path)), request)) as reply:
             if not 200 <= reply.status < 300:
                 raise self._failure(reply)
+
+    def close(self) -> None:
+        """End the web client's requests at once."""
+        self._client.abort()
 
     # -- answers
 
@@ -168,14 +151,9 @@ class WebObjects:
         else:
             found = _CONTENT_RANGE.fullmatch(reply.headers.get("content-range", ""))
             if found is None:
-                raise RequestError(
-                    "transient", "the server answered with a range, but didn't state which"
-                )
+                raise RequestError("transient", "the server didn't state which range it sent")
             start, end, size_bytes = int(found[1]), int(found[2]) + 1, int(found[3])
-            if (start, end) != (span[0], min(span[1], size_bytes)):
-                raise RequestError(
-                    "transient", f"bytes {start}-{end} came, wanted {span[0]}-{span[1]}"
-                )
+            self._check_range((start, end), span, size_bytes)
             # If the object is stored compressed, its compressed bytes are the requested ones.
             if reply.length != end - start:
                 _refuse_compressed(reply)
@@ -187,81 +165,55 @@ class WebObjects:
         if reply.status != 200:
             raise RequestError("transient", "the server answered with a part of the object")
         length = reply.length
-        if self.bucket is None or length is None:
+        if self._bucket is None or length is None:
             _refuse_compressed(reply)
         if length is not None:
-            check_size(length, most_bytes)
+            self._check_size(length, most_bytes)
             return reply.read(length)
         return reply.read(_LARGEST_OBJECT if most_bytes is None else most_bytes)
 
     def _failure(self, reply: Reply, span: tuple[int, int] | None = None) -> RequestError:
         """Return the error of an answer without success. span: the requested range, if any."""
-        status, headers = reply.status, reply.headers
         body = reply.error_body().decode("utf-8", "replace")
-        kind = kind_of_status(status) or "refused"
-        text, remedy, code = f"status {status} {responses.get(status, '')}".rstrip(), None, ""
-        is_redirect = 300 <= status < 400
-        if self.bucket is not None:
-            code = xml_fields(body).get("Code", "")
-            stated, shown, remedy = bucket_failure(body, self.bucket)
-            kind, text = stated or kind, shown or text
-        elif kind == "denied":
-            remedy = _LOGIN
-        if remedy is None and (is_redirect or (status == 400 and self.bucket is not None)):
-            # The answer to a HEAD has no text, but S3 names the region in a header.
-            region = headers.get("x-amz-bucket-region")
-            if region is not None:
-                text, remedy = other_region(printable(region))
-            else:
-                remedy = "Give the object's current URL." if self.bucket is None else _REGION
-                if is_redirect:
-                    text = f"the server redirects ({text}) without a target"
-        if status == 416 and span is not None:
-            size = _ALL_OF.fullmatch(headers.get("content-range", ""))
-            text = f"it has {size[1] if size else 'fewer'} bytes, wanted {span[0]}-{span[1]}"
-        return RequestError(
-            kind,
-            hide(text, self.secrets),
-            retry_after_s=retry_after_s(headers) if kind in ("throttled", "transient") else None,
-            remedy=remedy,
-            code=code or ("" if body else "none"),
+        return answer_failure(
+            reply.status, reply.headers, body, span, bucket=self._bucket, secrets=self.secrets
         )
 
     # -- redirects
 
     @contextlib.contextmanager
-    def _reply(self, method: str, key: str, own: Mapping[str, str]) -> Iterator[Reply]:
-        reply = self._from_last_hop(method, key, own) or self._from_origin(method, key, own)
+    def _reply(self, method: str, path: str, own: Mapping[str, str]) -> Iterator[Reply]:
+        reply = self._from_last_hop(method, path, own) or self._from_origin(method, path, own)
         try:
             yield reply
         finally:
             reply.close()
 
-    def _from_last_hop(self, method: str, key: str, own: Mapping[str, str]) -> Reply | None:
+    def _from_last_hop(self, method: str, path: str, own: Mapping[str, str]) -> Reply | None:
         """Request an object from the end of its last redirect; None to ask the origin."""
-        hop, until_s = self._redirects.get(key, (None, 0.0))
+        hop, until_s = self._redirects.get(path, (None, 0.0))
         if hop is None or method != "GET" or time.monotonic() > until_s:
             return None
         try:
-            reply = self.client.ask(hop, WebRequest(own))
+            reply = self._client.ask(hop, WebRequest(own))
         except RequestError:
-            self._redirects.pop(key, None)
+            self._redirects.pop(path, None)
             raise
         if reply.status not in _STALE:
             return reply
         reply.close()
-        self._redirects.pop(key, None)
+        self._redirects.pop(path, None)
         self._useless_redirects += 1
         return None
 
-    def _from_origin(self, method: str, key: str, own: Mapping[str, str]) -> Reply:
-        hop = Hop(self.url_of(method, key))
-        reply = self.client.ask(hop, WebRequest(own, self._headers, method))
+    def _from_origin(self, method: str, path: str, own: Mapping[str, str]) -> Reply:
+        hop = Hop(self._url(method, path))
+        reply = self._client.ask(hop, WebRequest(own, self._headers, method))
         is_useful = method == "GET" and reply.status in (200, 206)
         if is_useful and reply.hop.url != hop.url and self._useless_redirects < _DISTRUSTED:
             if len(self._redirects) >= MOST_KEPT:
                 self._redirects.clear()
-            self._redirects[key] = reply.hop, time.monotonic() + _KEPT_S
+            self._redirects[path] = reply.hop, time.monotonic() + _KEPT_S
         return reply
 
 

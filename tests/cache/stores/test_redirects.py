@@ -14,10 +14,11 @@ from penstock.cache.fetch import Fetcher
 from penstock.cache.stores import (
     ConnectionPool,
     Hop,
+    HttpStore,
     Proxies,
+    StoreAddress,
     Timeouts,
     WebClient,
-    WebObjects,
     WebRequest,
     is_public,
     open_store,
@@ -309,8 +310,9 @@ def client(**more: Any) -> WebClient:
 
 
 def read(web: WebClient, url: str) -> bytes:
-    objects = WebObjects(web, lambda _method, _key: url, headers=HEADERS)
-    return bytes(objects.read("x", (0, 10), None, None).data)
+    root, _, name = url.rpartition("/")
+    address = StoreAddress(url=root, options={}, policy=FetchPolicy(), secrets=())
+    return bytes(HttpStore(address, web, headers=HEADERS, scope="").read(name, (0, 10)).data)
 
 
 @pytest.fixture

@@ -14,10 +14,11 @@ from penstock.cache.base import FetchPolicy, ObjectRange, RequestError, Store
 from penstock.cache.fetch import Fetcher
 from penstock.cache.stores import (
     ConnectionPool,
+    HttpStore,
     Proxies,
+    StoreAddress,
     Timeouts,
     WebClient,
-    WebObjects,
     open_store,
 )
 from tests.servers.certificates import Authority, authority, server_context
@@ -138,8 +139,9 @@ def test_an_endless_index_page_is_refused() -> None:
     client = WebClient(
         ConnectionPool(timeouts=timeouts, proxies=Proxies(), tls=ssl.create_default_context)
     )
-    objects = WebObjects(client, lambda _, key: key, headers={})
     with scripted(lambda t, _: t.endless(200, {})) as server:
+        address = StoreAddress(url=server.url, options={}, policy=FetchPolicy(), secrets=())
+        objects = HttpStore(address, client, headers={}, scope="")
         with pytest.raises(RequestError, match="a fault of the server"):
             objects.page(server.url, most_bytes=2**20)
         assert len(server.asked) == 1

@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from obstore.store import MemoryStore
 
 from penstock.cache.base import ObjectInfo, RequestError
 from penstock.cache.stores import (
     Connection,
     ConnectionPool,
+    ObstoreStore,
     Proxies,
     StaleError,
     Timeouts,
     WebOrigin,
     bucket_failure,
+    open_store,
     parse_head,
     request_failure,
     without_markers,
@@ -189,5 +192,19 @@ def test_markers_of_folders_are_no_objects() -> None:
     listed = [info("a"), info("a/b"), info("a/c", 5), info("d"), info("dd", 1)]
     kept = [each.path for each in without_markers(listed, "")]
     assert kept == ["a/b", "a/c", "d", "dd"]
-    assert without_markers([info("folder")], "folder") == []
-    assert without_markers([], "") == []
+    assert [*without_markers([info("folder")], "folder")] == []
+    assert [*without_markers([], "")] == []
+
+
+def test_a_marker_at_the_end_of_a_page_is_no_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.cache.stores.obstore_store._PAGE", 2)
+    options = {"anon": True, "region": "us-east-1"}
+    store = open_store("s3://bucket", options)
+    assert isinstance(store, ObstoreStore)
+    memory = MemoryStore()
+    for name, data in {"a": b"1", "b": b"", "b/x": b"2", "c": b"3", "d": b""}.items():
+        memory.put(name, data)
+    monkeypatch.setattr(store, "_store", memory)
+    monkeypatch.setattr(store, "_retrying", memory)
+    assert [info.path for info in store.walk()] == ["a", "b/x", "c", "d"]
+    store.close()

@@ -22,7 +22,7 @@ from .resources import available_memory_bytes as available_memory_bytes
 from .resources import machine_cores as machine_cores, machine_memory_bytes as machine_memory_bytes
 from .resources import trim_heap as trim_heap, usable_cores as usable_cores
 from .sizes import format_size as format_size, parse_rate as parse_rate, parse_size as parse_size
-from .store import Answer as Answer, FORKED as FORKED, Failure as Failure
+from .store import Answer as Answer, Deliver as Deliver, FORKED as FORKED, Failure as Failure
 from .store import is_strong as is_strong, version_text as version_text
 from .store import ObjectInfo as ObjectInfo, ObjectRange as ObjectRange
 from .store import RequestError as RequestError, Store as Store

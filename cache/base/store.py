@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.cache.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
 Failure = Literal[
@@ -89,6 +90,10 @@ class Answer:
         return self.passed_bytes or memoryview(self.data).nbytes
 
 
+Deliver = Callable[[int, Answer], None]
+"""A function that receives the answers of several requests, each with the request's number."""
+
+
 class Store(ABC):
     """The objects below one root of a remote store. Safe for several threads; not across fork: a
     `Fetcher` refuses requests in a forked child.
@@ -139,25 +144,24 @@ class Store(ABC):
         span: tuple[int, int] | None = None,
         *,
         version: str | None = None,
-        most_bytes: int | None = None,
+        size_bytes: int | None = None,
     ) -> Answer:
-        """Return the bytes span = [start, end) of an object; without span, all of it if it has at
-        most `most_bytes`.
+        """Return the bytes span = [start, end) of an object, or without span all of it.
 
-        version: makes the request conditional (If-Match) if the store supports that, and is always
-        compared with the answer's version; a difference raises RequestError("changed"). An answer
-        that is too short or of another range raises "transient", one that is too long "refused". If
-        possible, the store reads at most one byte more than requested.
+        size_bytes: without span, the size that the object must have; None for any. version: makes
+        the request conditional (If-Match) if the store supports that, and is always compared with
+        the answer's version; a difference raises RequestError("changed"). An answer that is too
+        short or of another range raises "transient", one that is too long "refused". If possible,
+        the store reads at most one byte more than requested.
         """
         if span is not None and span[0] >= span[1]:
             raise RequestError("refused", f"an empty range {span}")
-        answer = self._read(path, span, version, most_bytes)
+        answer = self._read(path, span, version, size_bytes)
         self._check_version(answer.version, version)
         start, end = span or (0, answer.object_bytes)
-        if end > answer.object_bytes:
-            raise RequestError(
-                "changed", f"it has {answer.object_bytes} bytes, wanted {start}-{end}"
-            )
+        if end > answer.object_bytes or size_bytes not in (None, end):
+            wanted = f"{start}-{end}" if size_bytes is None else size_bytes
+            raise RequestError("changed", f"it has {answer.object_bytes} bytes, wanted {wanted}")
         if answer.size_bytes != end - start:
             raise RequestError("transient", f"{answer.size_bytes} bytes came, wanted {start}-{end}")
         return answer
@@ -166,7 +170,8 @@ class Store(ABC):
     def _read(
         self, path: str, span: tuple[int, int] | None, version: str | None, most_bytes: int | None
     ) -> Answer:
-        """Return what is there of the span, and the object's size and version."""
+        """Return what is there of the span, and the object's size and version. most_bytes: refuse a
+        larger object without reading all of it."""
 
     @staticmethod
     def _check_version(version: str, wanted: str | None) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
 
-    from penstock.cache.base import Answer, BlobSource, Segment
+    from penstock.cache.base import Answer, BlobSource, Deliver, Segment
     from penstock.cache.disk import PieceSpan
     from penstock.cache.fetch import Fetcher
 
@@ -131,13 +131,7 @@ class Upstream:
         self.range_bytes = fetcher.policy.range_bytes
         self.timeout_s = fetcher.policy.retry_timeout_s
 
-    def fetch(
-        self,
-        ranges: Sequence[BlobRange],
-        deliver: Callable[[int, Answer], None],
-        *,
-        urgent: bool = True,
-    ) -> None:
+    def fetch(self, ranges: Sequence[BlobRange], deliver: Deliver, *, urgent: bool = True) -> None:
         """Fetch ranges; return when all are delivered.
 
         deliver(number, answer): called once for each range (number: its index in `ranges`), on any
@@ -155,7 +149,6 @@ class Upstream:
     def reserve_fills(self, key: str, most: int) -> AbstractContextManager[int]:
         """Reserve connections for ranges of a blob that aren't urgent: yield how many may be used
         now, at most `most`; they are released at the end of the context."""
-        del key
         return self._fetcher.reserve_fills(most)
 
     def limit_fills(self, room: Callable[[int, int], int]) -> None:
@@ -174,12 +167,10 @@ class Upstream:
 
     def is_near(self, key: str) -> bool:
         """Return True if a source nearer than the store is known to have the whole blob."""
-        del key
         return False
 
     def is_left_to_others(self, key: str) -> bool:
         """Return True if the fill of a blob should wait until a nearer source has it."""
-        del key
         return False
 
     def mark_wrong(self, key: str) -> None:

@@ -19,15 +19,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.cache.base import (
-    FORKED,
-    Answer,
-    FetchPolicy,
-    ObjectInfo,
-    RequestError,
-    Store,
-    TrafficMeter,
-)
+from penstock.cache.base import FORKED, Answer, FetchPolicy, RequestError, TrafficMeter
 from penstock.cache.errors import ClosedError, FetchError, StalledError
 from penstock.cache.fetch.scheduler import HEDGE_THREADS, Call, Scheduler, StoreRequest
 from penstock.cache.threads import LONGEST_WAIT_S, STALL_TIMEOUT_S, Workers, end_at_exit
@@ -36,7 +28,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterator, Sequence
 
-    from penstock.cache.base import ObjectRange
+    from penstock.cache.base import Deliver, ObjectInfo, ObjectRange, Store
     from penstock.cache.fetch.scheduler import Attempt
 
 
@@ -45,30 +37,6 @@ _CLOSE_S = 1.0
 
 
 _PAGE = 1000
-
-
-class ListingPages:
-    """The pages of a folder's listing. After a failure it continues without repeating objects."""
-
-    def __init__(self, store: Store, prefix: str) -> None:
-        self._store = store
-        self._prefix = prefix
-        self._left: Iterator[ObjectInfo] | None = None
-        self._seen: set[str] = set()
-
-    def next(self) -> list[ObjectInfo]:
-        """Return the next objects; none at the end. Raises RequestError."""
-        try:
-            if self._left is None:
-                self._left = iter(self._store.walk(self._prefix))
-            unseen = (info for info in self._left if info.path not in self._seen)
-            page = list(islice(unseen, _PAGE))
-        except RequestError:
-            self._left = None
-            raise
-        self._seen.update(info.path for info in page)
-        return page
-
 
 T = TypeVar("T")
 
@@ -101,11 +69,7 @@ class Fetcher:
     # -- bytes
 
     def fetch(
-        self,
-        ranges: Sequence[ObjectRange],
-        deliver: Callable[[int, Answer], None],
-        *,
-        urgent: bool = True,
+        self, ranges: Sequence[ObjectRange], deliver: Deliver, *, urgent: bool = True
     ) -> None:
         """Fetch ranges of objects; return when all are delivered.
 
@@ -122,11 +86,7 @@ class Fetcher:
 
     @contextlib.contextmanager
     def fetching(
-        self,
-        ranges: Sequence[ObjectRange],
-        deliver: Callable[[int, Answer], None],
-        *,
-        urgent: bool = True,
+        self, ranges: Sequence[ObjectRange], deliver: Deliver, *, urgent: bool = True
     ) -> Iterator[Callable[[], None]]:
         """Fetch ranges as `fetch` does, while the caller's thread does other work in the with
         statement; the yielded function waits for the rest. No delivery is running after the
@@ -138,15 +98,7 @@ class Fetcher:
     def fetch_object(self, path: str, *, size_bytes: int | None = None) -> Answer:
         """Fetch all of a small object. size_bytes: its expected size, or None; another size raises
         ObjectChangedError. Raises FetchError."""
-
-        def read() -> Answer:
-            answer = self.store.read(path, most_bytes=size_bytes)
-            if size_bytes is not None and answer.object_bytes != size_bytes:
-                raise RequestError(
-                    "changed", f"it has {answer.object_bytes} bytes, wanted {size_bytes}"
-                )
-            return answer
-
+        read = partial(self.store.read, path, size_bytes=size_bytes)
         return self._one(read, path, size_bytes=size_bytes or 0)
 
     # -- names
@@ -163,8 +115,21 @@ class Fetcher:
 
     def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Yield all objects below a folder, each once. Raises FetchError."""
-        pages = ListingPages(self.store, prefix)
-        while page := self._one(pages.next, prefix, may_hedge=False):
+        seen: set[str] = set()
+        left: Iterator[ObjectInfo] | None = None
+
+        def next_page() -> list[ObjectInfo]:
+            nonlocal left
+            try:
+                left = left or iter(self.store.walk(prefix))
+                page = list(islice((info for info in left if info.path not in seen), _PAGE))
+            except RequestError:
+                left = None  # the next attempt begins again, without repeating objects
+                raise
+            seen.update(info.path for info in page)
+            return page
+
+        while page := self._one(next_page, prefix, may_hedge=False):
             yield from page
 
     def put(self, local: str, path: str) -> None:
@@ -204,7 +169,7 @@ class Fetcher:
             yield granted
         finally:
             with self._lock:
-                self._scheduler.budget.revoke(granted)
+                self._scheduler.budget.granted -= granted
 
     # -- the end
 

@@ -33,21 +33,10 @@ _THROTTLED_ATTEMPTS = 3
 """Added to the attempts of a throttled request: it needs 8 times the pause of a lost packet."""
 
 
-def backoff_s(
-    policy: FetchPolicy,
-    attempts: int,
-    jitter: random.Random,
-    *,
-    throttled: bool = False,
-    retry_after_s: float | None = None,
-) -> float:
-    """Return the pause in seconds after `attempts` failed requests.
-
-    retry_after_s: the pause that the server requested. The jitter is added to it, so that not all
-    clients return at once."""
-    power = min(attempts + (_THROTTLED_ATTEMPTS if throttled else 0), 64)
-    pause = jitter.uniform(0, min(policy.backoff_cap_s, policy.backoff_base_s * 2.0**power))
-    return pause + (retry_after_s or 0.0)
+def backoff_s(policy: FetchPolicy, attempts: int, jitter: random.Random) -> float:
+    """Return the pause in seconds after `attempts` failed requests."""
+    longest_s = policy.backoff_base_s * 2.0 ** min(attempts, 64)
+    return jitter.uniform(0, min(policy.backoff_cap_s, longest_s))
 
 
 class Health:
@@ -62,8 +51,7 @@ class Health:
 
     def __init__(self, policy: FetchPolicy) -> None:
         self._policy = policy
-        self._failures = 0
-        self.rounds = 0
+        self._failures = self.rounds = 0
         self._next_s = 0.0
         self.last_success_s: float | None = None
 
@@ -75,8 +63,7 @@ class Health:
     def success(self, now_s: float) -> None:
         """Record an answer."""
         self._failures = self.rounds = 0
-        self._next_s = 0.0
-        self.last_success_s = now_s
+        self._next_s, self.last_success_s = 0.0, now_s
 
     def failure(self, now_s: float, jitter: random.Random) -> None:
         """Record a request that got no answer. jitter: for the pause after it."""
@@ -102,7 +89,8 @@ class ConnectionBudget:
     number that is a quarter larger is on trial for a period, and stays if it increased the bytes a
     second: on a full link, more connections only slow each other down. A throttled request halves
     the number. fills_beside_urgent: the number of connections of fills while there are urgent
-    requests; it may be changed. Not thread-safe: callers hold the fetcher's lock.
+    requests; it may be changed. granted: the requests granted to fills. Not thread-safe: callers
+    hold the fetcher's lock.
     """
 
     PERIOD_S = 0.25
@@ -116,12 +104,9 @@ class ConnectionBudget:
     """How long after the last urgent request fills may use all connections again."""
 
     def __init__(self, policy: FetchPolicy, health: Health) -> None:
-        self.count = policy.start_connections
-        self.in_flight = 0
-        self.fills_beside_urgent = policy.fills_beside_urgent
-        self._policy = policy
-        self._health = health
-        self._granted = 0  # requests granted to fills
+        self.count, self.fills_beside_urgent = policy.start_connections, policy.fills_beside_urgent
+        self._policy, self._health = policy, health
+        self.in_flight = self.granted = 0
         self._urgent_s = self._halved_s = -math.inf  # when one was last sent, or throttled
         self._began_s: float | None = None
         self._bytes = self._done = self._hold = 0
@@ -141,23 +126,15 @@ class ConnectionBudget:
         if urgent:
             self._urgent_s = now_s
 
-    def release(self) -> None:
-        """Record that an attempt has ended."""
-        self.in_flight -= 1
-
     def grant(self, now_s: float, most: int) -> int:
         """Grant as many requests that aren't urgent as may be sent now, at most `most`; return the
-        number granted. The grant lasts until `revoke`."""
+        number granted. The caller subtracts it from `granted` at the end."""
         limit = int(self.count * self._policy.fill_share)
         if now_s < self._urgent_s + self.QUIET_S:
             limit = min(limit, self.fills_beside_urgent)
-        granted = max(0, min(limit - self._granted, most))
-        self._granted += granted
+        granted = max(0, min(limit - self.granted, most))
+        self.granted += granted
         return granted
-
-    def revoke(self, granted: int) -> None:
-        """End a grant."""
-        self._granted -= granted
 
     def succeeded(self, now_s: float, *, size_bytes: int, seconds: float) -> None:
         """Record a request that succeeded; adapt the number of connections once a period."""
@@ -303,8 +280,7 @@ class Hedging:
     """The percentile is computed again after this many requests, because sorting takes 20 us."""
 
     def __init__(self, policy: FetchPolicy, health: Health) -> None:
-        self._policy = policy
-        self._health = health
+        self._policy, self._health = policy, health
         self._times: dict[int, deque[float]] = {}
         self._counts: Counter[int] = Counter()
         self._late: dict[int, tuple[int, float]] = {}
@@ -352,9 +328,7 @@ class Hedging:
         """Yield at most `most` requests of a call to send a second time; mark them as hedged."""
         for request in call.in_flight.values():
             due_s = self.due_s(request)
-            if most <= 0 or due_s is None:
-                continue
-            if now_s >= due_s:
+            if most > 0 and due_s is not None and now_s >= due_s:
                 request.is_hedged = True
                 self._requests += 1
                 self._hedges += 1
@@ -550,22 +524,17 @@ class Scheduler:
         if final or self._is_enough(call, request):
             call.error = fetch_error(request, failure, now_s)
         elif not request.in_flight:  # else its hedge may still succeed
-            pause_s = backoff_s(
-                self.policy,
-                request.attempts,
-                self._jitter,
-                throttled=throttled,
-                retry_after_s=failure.retry_after_s,
-            )
+            attempts = request.attempts + _THROTTLED_ATTEMPTS * throttled
+            # The jitter is added to the server's pause, so that not all clients return at once.
+            asked_s = failure.retry_after_s or 0.0
+            pause_s = asked_s + backoff_s(self.policy, attempts, self._jitter)
             heapq.heappush(call.retries, (now_s + pause_s, request.number, request))
 
     def _is_enough(self, call: Call, request: StoreRequest) -> bool:
         """Return True if a failed request has used all its attempts, or all requests fail."""
         call.began_round = min(call.began_round, self.health.rounds)
-        tries = max(
-            0 if request.in_flight else request.attempts, self.health.rounds - call.began_round
-        )
-        return tries >= self.policy.max_attempts
+        attempts = 0 if request.in_flight else request.attempts
+        return max(attempts, self.health.rounds - call.began_round) >= self.policy.max_attempts
 
     def end(self, call: Call, attempt: Attempt) -> None:
         """Record that an attempt is no longer in flight. Safe to call twice, because a Ctrl-C may
@@ -578,7 +547,7 @@ class Scheduler:
             return False
         attempt.has_ended = True
         request = attempt.request
-        self.budget.release()
+        self.budget.in_flight -= 1
         request.in_flight -= 1
         if request.is_done or not request.in_flight:
             call.in_flight.pop(request.number, None)

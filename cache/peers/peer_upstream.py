@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    from penstock.cache.base import Answer, Store
+    from penstock.cache.base import Answer, Deliver, Store
     from penstock.cache.blobs import BlobRange
     from penstock.cache.peers.peer_client import PeerClient
     from penstock.cache.peers.peer_directory import Peer, PlannedReaders
@@ -186,13 +186,7 @@ class PeerUpstream(Upstream):
         if self._lists is not None:
             self._lists.missed()
 
-    def fetch(
-        self,
-        ranges: Sequence[BlobRange],
-        deliver: Callable[[int, Answer], None],
-        *,
-        urgent: bool = True,
-    ) -> None:
+    def fetch(self, ranges: Sequence[BlobRange], deliver: Deliver, *, urgent: bool = True) -> None:
         """Fetch ranges; see `Upstream.fetch`."""
         peers, lists = self._peers, self._lists
         if peers is None or lists is None or not ranges or not self.directory.peers:
@@ -231,7 +225,7 @@ class PeerUpstream(Upstream):
         self,
         ranges: Sequence[BlobRange],
         numbers: list[int],
-        deliver: Callable[[int, Answer], None],
+        deliver: Deliver,
         lists: PeerLists,
         *,
         urgent: bool,

@@ -337,9 +337,9 @@ class Shelf(Store):
         span: tuple[int, int] | None = None,
         *,
         version: str | None = None,
-        most_bytes: int | None = None,
+        size_bytes: int | None = None,
     ) -> Answer:
-        del most_bytes
+        del size_bytes
         self._ask("read")
         data = self.objects[path]
         if version not in (None, "1") and "versions" not in self.broken:

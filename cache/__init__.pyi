@@ -17,7 +17,7 @@ from .errors import RecipeError as RecipeError, ResumeError as ResumeError
 from .errors import StalledError as StalledError, TooManyBadSamplesError as TooManyBadSamplesError
 from .errors import WorkerError as WorkerError, WriteError as WriteError
 from .errors import error_of_kind as error_of_kind, explain_arguments as explain_arguments
-from .errors import log as log
+from .errors import log as log, warn as warn
 from .executors import RayExecutor as RayExecutor, OpenResources as OpenResources
 from .executors import check_executor as check_executor
 from .executors import dask_client as dask_client, keep_open as keep_open, run_tasks as run_tasks

@@ -23,7 +23,6 @@ a process group there is no store.
 from __future__ import annotations
 
 import json
-import logging
 import sys
 import threading
 import time
@@ -31,14 +30,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.cache.errors import JobStoreError, StalledError
+from penstock.cache.errors import JobStoreError, StalledError, log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 T = TypeVar("T")
-
-log = logging.getLogger("penstock")
 
 STORE_TIMEOUT_S = 20.0
 """The time limit of one request, because a store whose server died doesn't answer."""

@@ -40,6 +40,7 @@ import difflib
 import functools
 import inspect
 import logging
+import warnings
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from penstock.cache.secrets import safe_text
@@ -354,6 +355,12 @@ class PenstockWarning(UserWarning):
 
     def __init__(self, *args: object) -> None:
         super().__init__(*_safe(args, one_line=False))
+
+
+def warn(message: str, *, stacklevel: int = 1) -> None:
+    """Warn by a PenstockWarning. stacklevel: that of `warnings.warn`, which counts from the
+    caller."""
+    warnings.warn(message, PenstockWarning, stacklevel=stacklevel + 1)
 
 
 def error_of_kind(kind: str, message: str, *, default: type[PenstockError]) -> PenstockError:

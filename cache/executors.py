@@ -16,14 +16,7 @@ import socket
 import threading
 import time
 from collections import OrderedDict
-from concurrent.futures import (
-    FIRST_COMPLETED,
-    BrokenExecutor,
-    CancelledError,
-    Executor,
-    Future,
-    wait,
-)
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, wait
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from penstock.cache.errors import ConfigError, MissingDependencyError, PenstockError, WorkerError
@@ -31,8 +24,6 @@ from penstock.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
-
-_log = logging.getLogger("penstock")
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -119,38 +110,36 @@ def run_tasks(
     waiting = iter(tasks)
     pending: dict[Future[Any], T] = {}
     done, last_s = 0, time.monotonic()  # of the last result or warning
+
+    def progress() -> str:
+        return f"{done} of {total} {what} of this run are done and kept"
+
     try:
         while True:
             while len(pending) < ahead and (task := next(waiting, None)) is not None:
                 key, function = task
-                pending[_submitted(executor, function, _progress(done, total, what))] = key
+                pending[_submitted(executor, function, progress())] = key
             if not pending:
                 return
-            ended, _ = wait(pending, timeout=_WAIT_S, return_when=FIRST_COMPLETED)
+            ended, _ = wait(pending, timeout=_WAIT_S, return_when="FIRST_COMPLETED")
             if ended:
                 last_s = time.monotonic()
             elif time.monotonic() - last_s > _QUIET_S:
                 last_s = time.monotonic()
-                _log.warning(
-                    "No worker has finished any of the %s for %.0f s (%d of %d are done). Check in "
-                    "the executor's own dashboard or log whether workers are running.",
-                    what,
+                logging.getLogger("penstock").warning(
+                    "No worker has finished a task for %.0f s: %s. Check in the executor's own "
+                    "dashboard or log whether workers are running.",
                     _QUIET_S,
-                    done,
-                    total,
+                    progress(),
                 )
             for future in ended:
                 key = pending.pop(future)
-                result = _result(future, _progress(done, total, what))
+                result = _result(future, progress())
                 done += 1
                 yield key, result
     finally:
         for future in pending:
             future.cancel()
-
-
-def _progress(done: int, total: int, what: str) -> str:
-    return f"{done} of {total} {what} of this run are done and kept"
 
 
 def _submitted(executor: Executor, task: Callable[[], R], progress: str) -> Future[Any]:
@@ -198,17 +187,11 @@ def _result(future: Future[Any], progress: str) -> Any:
     return result.value
 
 
-_DEAD_WORKER_ERRORS = frozenset(
-    {
-        "KilledWorker",  # Dask, after its retries
-        "FutureCancelledError",  # Dask, after its scheduler ended
-        "CommClosedError",
-        "WorkerCrashedError",  # Ray
-        "NodeDiedError",
-        "ActorDiedError",
-        "TerminatedWorkerError",  # loky
-    }
-)
+_DEAD_WORKER_ERRORS = frozenset((
+    "KilledWorker", "FutureCancelledError", "CommClosedError",  # Dask
+    "WorkerCrashedError", "NodeDiedError", "ActorDiedError",  # Ray
+    "TerminatedWorkerError",  # loky
+))  # fmt: skip
 
 
 def _reason(error: BaseException) -> str:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
-import logging
 import multiprocessing
 import os
 import queue
@@ -36,7 +35,7 @@ from itertools import takewhile
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
-from penstock.cache.errors import ClosedError, StalledError
+from penstock.cache.errors import ClosedError, StalledError, log
 from penstock.cache.forks import check_process
 
 if TYPE_CHECKING:
@@ -134,7 +133,6 @@ class Outcome(Generic[T]):
         return self._results[0]
 
 
-_log = logging.getLogger("penstock")
 NAME_PREFIX = "penstock-"
 
 EXIT_TIMEOUT_S = 2.0
@@ -360,7 +358,7 @@ class Workers:
         left = self.join(time.monotonic() + wait_s)
         if left and is_patient:
             names = ", ".join(thread.name for thread in left)
-            _log.warning(
+            log.warning(
                 "Still running after %.0f s: %s. The disk or network mount that it reads may hang: "
                 "check it with `ls`.",
                 STALL_TIMEOUT_S,

@@ -244,7 +244,6 @@ class ObjectRange:
         """Request the range from a store once. delivering(): a context in which bytes may be passed
         on before this returns; it raises ClosedError if they aren't wanted any more. Raises
         RequestError."""
-        del delivering
         return store.read(self.path, (self.start, self.end), version=self.version)
 
 

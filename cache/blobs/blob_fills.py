@@ -26,17 +26,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from crc32c import crc32c
 
-from penstock.cache.base import wait_for
-from penstock.cache.blobs.upstream import BlobRange, BlobRequest, object_changed
-from penstock.cache.disk import (
-    BLOCK_BYTES,
-    DISK_ERRORS,
-    OBJECTS_AT_ONCE,
-    PIECE_BYTES,
-    PinnedShare,
-    bridge_gaps,
-    merge_spans,
-)
+from penstock.cache.base import Answer, BlobSource, FileMap, ReadMode, TrafficMeter, wait_for
+from penstock.cache.blobs.upstream import BlobRange, BlobRequest, Upstream, object_changed
+from penstock.cache.disk import BLOCK_BYTES, DISK_ERRORS, PinnedShare, bridge_gaps, merge_spans
 from penstock.cache.errors import ClosedError, ObjectChangedError, PenstockError, StalledError
 
 if TYPE_CHECKING:
@@ -44,16 +36,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.cache.base import Answer, BlobSource, ByteLocks, FileMap, ReadMode, TrafficMeter
-    from penstock.cache.blobs.upstream import Upstream
-    from penstock.cache.disk import (
-        CacheFolder,
-        DiskCache,
-        Fill,
-        FolderLayout,
-        PieceSpan,
-        ReadableFolder,
-    )
+    from penstock.cache.disk import CacheFolder, DiskCache, Fill, PieceSpan, ReadableFolder
 
     Bytes = NDArray[np.uint8]
     Spans = Sequence[tuple[int, int]]
@@ -153,16 +136,15 @@ class CachedBlob:
     def __init__(
         self,
         fills: BlobFills,
-        layout: FolderLayout,
+        folder: ReadableFolder,
         source: BlobSource,
         mapped: FileMap,
-        fill: Fill | None,
+        fill: Fill | None = None,
     ) -> None:
         self.source, self.fill = source, fill
-        self.inode = mapped.inode
-        self._fills, self._layout = fills, layout
+        self.inode, self._address = mapped.inode, mapped.address
+        self._fills, self._layout = fills, folder.layout
         self._buffer = mapped.buffer()
-        self._address = mapped.address
         self.data: Bytes = np.frombuffer(self._buffer, np.uint8)
 
     @property
@@ -197,6 +179,20 @@ class CachedBlob:
     def address(self) -> int | None:
         """Return the address of the map, for madvise."""
         return self._address
+
+    def demand(self, starts: Sequence[int], ends: Sequence[int]) -> tuple[Demand | None, int]:
+        """Return the demand for the missing pieces of spans, None if no piece is missing, and the
+        number of spans with missing pieces."""
+        fill = self.fill
+        if fill is None or not (missing := fill.missing(fill.pieces.covering(starts, ends))):
+            return None, 0
+        first, last = np.array([fill.pieces.span(pieces) for pieces in missing]).T
+        begins, stops = np.asarray(starts), np.asarray(ends)
+        # A sample has missing bytes if the first missing span that ends after the sample's start
+        # begins before its end.
+        place = np.searchsorted(last, begins, side="right")
+        hit = (place < len(first)) & (first[np.minimum(place, len(first) - 1)] < stops)
+        return Demand(self, missing), int(hit.sum())
 
     def views(self, starts: Sequence[int], ends: Sequence[int]) -> list[Bytes]:
         """Return spans as views of the map."""
@@ -282,18 +278,12 @@ class PieceRequests:
     """
 
     def __init__(self, *, range_bytes: int, meter: TrafficMeter) -> None:
-        self._range_bytes, self._meter = range_bytes, meter
-
-    def most(self, fill: Fill) -> int:
-        """Return the number of pieces that are fetched together."""
-        if fill.pieces.are_small:
-            return max(1, self._range_bytes // PIECE_BYTES)
-        return OBJECTS_AT_ONCE
+        self.range_bytes, self._meter = range_bytes, meter
 
     def split(self, fill: Fill, missing: list[PieceSpan]) -> Iterator[PieceSpan]:
         """Cut spans into spans that are fetched together."""
         for pieces in missing:
-            yield from fill.pieces.cut(pieces, range_bytes=self._range_bytes)
+            yield from fill.pieces.cut(pieces, range_bytes=self.range_bytes)
 
     def widened(
         self, fill: Fill, missing: list[PieceSpan], *, times: int
@@ -313,7 +303,7 @@ class PieceRequests:
 
     def _block(self, fill: Fill, pieces: PieceSpan, times: int) -> PieceSpan:
         low, high = pieces
-        most = min(times * (high - low), self.most(fill))
+        most = min(times * (high - low), fill.pieces.most(self.range_bytes))
         block = 1 << (max(1, most).bit_length() - 1)
         return low // block * block, min(-(-high // block) * block, fill.pieces.count)
 
@@ -376,25 +366,6 @@ class Demand:
         return fill.missing(self.pieces) if fill is not None else []
 
 
-def demand_of(
-    blob: CachedBlob, starts: Sequence[int], ends: Sequence[int]
-) -> tuple[Demand | None, int]:
-    """Return the demand for the missing pieces of spans, None if no piece is missing, and the
-    number of spans with missing pieces."""
-    fill = blob.fill
-    if fill is None or not (missing := fill.missing(fill.pieces.covering(starts, ends))):
-        return None, 0
-    spans = [fill.pieces.span(pieces) for pieces in missing]
-    first = np.array([a for a, _ in spans])
-    last = np.array([b for _, b in spans])
-    begins, stops = np.asarray(starts), np.asarray(ends)
-    # A sample has missing bytes if the first missing span that ends after the sample's start
-    # begins before its end.
-    place = np.searchsorted(last, begins, side="right")
-    hit = (place < len(first)) & (first[np.minimum(place, len(first) - 1)] < stops)
-    return Demand(blob, missing), int(hit.sum())
-
-
 class BlobFills:
     """The fills of a dataset's blobs.
 
@@ -407,10 +378,9 @@ class BlobFills:
     others_s = 15.0
     """Seconds to wait for pieces that another process fetches before fetching them, too."""
 
-    def __init__(self, upstream: Upstream, cache: DatasetCache, *, meter: TrafficMeter) -> None:
-        self._upstream, self.cache = upstream, cache
-        self._pieces = PieceRequests(range_bytes=upstream.range_bytes, meter=meter)
-        self._meter = meter
+    def __init__(self, upstream: Upstream, cache: DatasetCache) -> None:
+        self._upstream, self.cache, self._meter = upstream, cache, upstream.meter
+        self._pieces = PieceRequests(range_bytes=upstream.range_bytes, meter=upstream.meter)
         self.widening = 1
 
     def open(self, source: BlobSource) -> CachedBlob | None:
@@ -419,16 +389,14 @@ class BlobFills:
 
         def find(folder: ReadableFolder) -> CachedBlob | None:
             mapped = folder.find(source.key, source.size_bytes)
-            if mapped is None:
-                return None
-            return CachedBlob(self, folder.layout, source, mapped, None)
+            return None if mapped is None else CachedBlob(self, folder, source, mapped)
 
         def begin(folder: CacheFolder) -> CachedBlob | None:
             begun = folder.begin(source, group=cache.group, pinned=bool(cache.jobs))
             if begun is None:
                 return None
             fill, mapped = begun
-            blob = CachedBlob(self, folder.layout, source, mapped, fill)
+            blob = CachedBlob(self, folder, source, mapped, fill)
             blob.settle()  # the process that fetched the last piece may have died before publishing
             return blob
 
@@ -537,7 +505,12 @@ class BlobFills:
         progress: Callable[[int], None] | None = None,
         stop: threading.Event | None = None,
     ) -> int:
-        """Fetch a whole blob into the cache; see `Remote.fill`."""
+        """Fetch a whole blob into the cache. Return the bytes that this call fetched (0 if the
+        cache had it, or others fetched it), or -1 if the cache can't keep it or `stop` was set.
+
+        progress: called with the number of bytes that were just fetched, on fetch threads. Raises
+        FetchError, StalledError.
+        """
         if not source.size_bytes:
             return 0
         blob = self.open(source)
@@ -594,50 +567,38 @@ class BlobFills:
     ) -> bool:
         """Fetch some of a fill's ranges, and remove complete ones from the list. Return False if
         nothing was fetched, because others have claimed all or batches need the connections."""
-        # Reserve only as many connections as the fill can use, so that other fills can run, too.
-        upstream, key = self._upstream, blob.source.key
+        upstream, source = self._upstream, blob.source
+        requests: list[BlobRequest] = []
+        left = _FULL_RANGES_AT_ONCE * fill.pieces.most(upstream.range_bytes)
         with (
-            upstream.reserve_fills(key, self._most_requests(fill, ranges)) as most,
+            # Only as many connections as the fill can use, so that other fills can run, too.
+            upstream.reserve_fills(source.key, self._most_requests(fill, ranges)) as most,
             contextlib.closing(fill.claims()) as claims,
         ):
-            requests = list(self._claimed(blob, fill, ranges, claims, most, stop))
-            self._upstream.send(requests, urgent=False)
+            for _ in range(len(ranges)):
+                pieces = ranges.popleft()
+                missing = fill.missing([pieces])
+                if not missing:
+                    continue
+                ranges.append(pieces)
+                # A bridged range is one request, unless other processes have filled much of it.
+                still = sum(high - low for low, high in missing)
+                if fill.pieces.are_small and still >= _WORTH_SHARE * (pieces[1] - pieces[0]):
+                    missing = [pieces]
+                for low, high in missing:
+                    may_claim = most > 0 and left > 0 and claims.lock(low, high - low)
+                    if may_claim and fill.missing([(low, high)]):
+                        requests += self._pieces.of(source, fill, (low, high), stop=stop)
+                        most, left = most - 1, left - (high - low)
+            upstream.send(requests, urgent=False)
         return bool(requests)
 
     def _most_requests(self, fill: Fill, ranges: deque[PieceSpan]) -> int:
         """Return the number of requests that a fill could make now with enough connections."""
-        left, count = _FULL_RANGES_AT_ONCE * self._pieces.most(fill), 0
+        left, count = _FULL_RANGES_AT_ONCE * fill.pieces.most(self._upstream.range_bytes), 0
         for pieces in ranges:
             for low, high in fill.missing([pieces]):
                 left, count = left - (high - low), count + 1
             if left <= 0:
                 break
         return max(1, count)
-
-    def _claimed(
-        self,
-        blob: CachedBlob,
-        fill: Fill,
-        ranges: deque[PieceSpan],
-        claims: ByteLocks,
-        most: int,
-        stop: threading.Event,
-    ) -> Iterator[BlobRequest]:
-        """Claim pieces, and yield at most `most` requests for them."""
-        left = _FULL_RANGES_AT_ONCE * self._pieces.most(fill)
-        for _ in range(len(ranges)):
-            pieces = ranges.popleft()
-            missing = fill.missing([pieces])
-            if not missing:
-                continue
-            ranges.append(pieces)
-            # A bridged range is one request, unless other processes have filled much of it.
-            still = sum(high - low for low, high in missing)
-            if fill.pieces.are_small and still >= _WORTH_SHARE * (pieces[1] - pieces[0]):
-                missing = [pieces]
-            for low, high in missing:
-                may_claim = most > 0 and left > 0 and claims.lock(low, high - low)
-                if may_claim and fill.missing([(low, high)]):
-                    yield from self._pieces.of(blob.source, fill, (low, high), stop=stop)
-                    most -= 1
-                    left -= high - low

@@ -11,7 +11,6 @@ import mmap
 import os
 import tempfile
 import time
-import warnings
 import weakref
 from collections import OrderedDict
 from dataclasses import replace
@@ -22,33 +21,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache.base import BlobSource, Folder, ObjectInfo, Segment, blob_key, remove_own_folder
-from penstock.cache.blobs.blob_fills import (
-    BlobFills,
-    BlockSums,
-    CachedBlob,
-    DatasetCache,
-    Demand,
-    demand_of,
-)
+from penstock.cache.blobs.blob_fills import BlobFills, BlockSums, CachedBlob, DatasetCache, Demand
 from penstock.cache.blobs.upstream import BlobRange, BlobRequest, Upstream, object_changed
 from penstock.cache.disk import BLOCK_BYTES, DISK_ERRORS, Segments
-from penstock.cache.errors import CorruptShardError, FetchError, PenstockWarning
+from penstock.cache.errors import CorruptShardError, FetchError, warn
 
 if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.cache.base import (
-        Answer,
-        Blob,
-        BlobSpans,
-        FileMap,
-        ReadMode,
-        Traffic,
-        TrafficMeter,
-    )
+    from penstock.cache.base import Answer, Blob, BlobSpans, FileMap, ReadMode, Traffic
     from penstock.cache.disk import CacheFolder, DiskCache, PieceSpan, ReadableFolder
     from penstock.cache.fetch import Fetcher
 
@@ -59,16 +42,12 @@ _MAP_NORESERVE = 0x4000  # Linux; Python's module names it from 3.12 on
 
 
 class PassingBlob:
-    """A blob that is read without the cache.
+    """A blob that is read without the cache. upstream: fetches its bytes."""
 
-    upstream: fetches its bytes. meter: counts them.
-    """
+    is_cached = is_whole = False
 
-    is_cached = False
-    is_whole = False
-
-    def __init__(self, source: BlobSource, upstream: Upstream, *, meter: TrafficMeter) -> None:
-        self.source, self._upstream, self._meter = source, upstream, meter
+    def __init__(self, source: BlobSource, upstream: Upstream) -> None:
+        self.source, self._upstream = source, upstream
         self._version: str | None = None  # of the first answer, if the source names none
         self._memory: mmap.mmap | None = None
         self._table = Segments(source.segments)
@@ -138,7 +117,7 @@ class PassingBlob:
         if not is_same or answer.object_bytes != wanted.segment.whole_bytes:
             self._version = None
             raise object_changed(self.source, wanted.segment)
-        self._meter.add(bytes_passed=len(memoryview(answer.data)))
+        self._upstream.meter.add(bytes_passed=len(memoryview(answer.data)))
         return answer.data
 
 
@@ -156,8 +135,8 @@ class Remote(DatasetCache):
     fetcher: makes the requests to the store. cache: the node's cache; None caches nothing. group:
     the id of the dataset in the cache. label: the dataset's name in listings. upstream: the source
     of blobs, by default the store; small objects and names always come from the store. fills: the
-    fills of its blobs. The fetcher and the upstream are closed with this object. Safe for several
-    threads; not across fork.
+    fills of its blobs. fill: `BlobFills.fill`. The fetcher and the upstream are closed with this
+    object. Safe for several threads; not across fork.
     """
 
     def __init__(
@@ -172,7 +151,8 @@ class Remote(DatasetCache):
         super().__init__(cache, group=group, label=label)
         self.fetcher, self.upstream = fetcher, upstream or Upstream(fetcher)
         self._meter = fetcher.meter
-        self.fills = BlobFills(self.upstream, self, meter=self._meter)
+        self.fills = BlobFills(self.upstream, self)
+        self.fill = self.fills.fill
         self._held: OrderedDict[str, FileMap] = OrderedDict()
         self._own: Folder | None = None  # a temporary folder of this process
         self._remove: weakref.finalize[..., Remote] | None = None
@@ -186,7 +166,7 @@ class Remote(DatasetCache):
 
     def pass_by(self, source: BlobSource) -> PassingBlob:
         """Open a blob without the cache, even if the cache has it; fetches nothing."""
-        return PassingBlob(source, self.upstream, meter=self._meter)
+        return PassingBlob(source, self.upstream)
 
     def is_whole(self, source: BlobSource) -> bool:
         """Return True if the whole blob is on the local disk."""
@@ -252,7 +232,7 @@ class Remote(DatasetCache):
         missed = 0
         for number, want in enumerate(wanted):
             if isinstance(want.blob, CachedBlob):
-                demand, missing = demand_of(want.blob, want.starts, want.ends)
+                demand, missing = want.blob.demand(want.starts, want.ends)
                 missed += missing
                 demands += [demand] if demand is not None else []
             else:
@@ -273,21 +253,6 @@ class Remote(DatasetCache):
         finally:
             self._meter.add(remote_wait_s=time.perf_counter() - began)
         return passed, missed
-
-    def fill(
-        self,
-        source: BlobSource,
-        *,
-        progress: Callable[[int], None] | None = None,
-        stop: threading.Event | None = None,
-    ) -> int:
-        """Fetch a whole blob into the cache. Return the bytes that this call fetched (0 if the
-        cache had it, or others fetched it), or -1 if the cache can't keep it or `stop` was set.
-
-        progress: called with the number of bytes that were just fetched, on fetch threads. Raises
-        FetchError, StalledError.
-        """
-        return self.fills.fill(source, progress=progress, stop=stop)
 
     def block_sums(self, blob: Blob) -> BlockSums | None:
         """Return the checks of a whole blob's blocks; None if the blob isn't whole, isn't cached,
@@ -354,12 +319,8 @@ class Remote(DatasetCache):
                 raise
             if not self._warned:
                 self._warned = True
-                warnings.warn(
-                    f"{self.label}: the remote can't be reached to check for changes, so "
-                    f"the cached index is used. {error}",
-                    PenstockWarning,
-                    stacklevel=3,
-                )
+                text = "the remote can't be reached to check for changes, so the cached index is"
+                warn(f"{self.label}: {text} used. {error}", stacklevel=2)
             if before is None:
                 return None
             return ObjectInfo(path=path, size_bytes=before[0], version=before[1])
@@ -408,9 +369,8 @@ class Remote(DatasetCache):
             found = self._find(folder, source, size_bytes)
             if found is not None:
                 return found
-            if (
-                failed := self.upstream.failures.since(began_s, [(source.key, [_ALL])])
-            ) is not None:
+            failed = self.upstream.failures.since(began_s, [(source.key, [_ALL])])
+            if failed is not None:
                 raise failed
             try:
                 answer = self.fetcher.fetch_object(source.segments[0].path, size_bytes=size_bytes)

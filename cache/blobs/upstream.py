@@ -19,14 +19,13 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.cache.base import ObjectRange
+from penstock.cache.base import Answer, BlobSource, Deliver, ObjectRange, Segment
 from penstock.cache.errors import FetchError, ObjectChangedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
 
-    from penstock.cache.base import Answer, BlobSource, Deliver, Segment
     from penstock.cache.disk import PieceSpan
     from penstock.cache.fetch import Fetcher
 
@@ -119,14 +118,13 @@ class Upstream:
     """The source of ranges of blobs for the cache: the store. Safe for several threads.
 
     A batch needs ranges of many blobs at once, so each range names its blob. range_bytes: the best
-    size of a request. timeout_s: seconds after which the fetch of a range has failed. failures: the
-    pieces of failed fetches. The fetcher's owner closes it.
+    size of a request. meter: of the fetcher. timeout_s: seconds after which the fetch of a range
+    has failed. failures: the pieces of failed fetches. The fetcher's owner closes it.
     """
 
     def __init__(self, fetcher: Fetcher) -> None:
-        self._fetcher = fetcher
-        self.failures = FillFailures()
-        self._lock = threading.Lock()
+        self._fetcher, self.meter = fetcher, fetcher.meter
+        self.failures, self._lock = FillFailures(), threading.Lock()
         self._in_flight: dict[str, list[PieceSpan]] = {}  # pieces, by the key of their blob
         self.range_bytes = fetcher.policy.range_bytes
         self.timeout_s = fetcher.policy.retry_timeout_s

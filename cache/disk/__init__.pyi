@@ -2,7 +2,7 @@ from . import admin as admin
 from .admin import BlobRecord as BlobRecord, CacheSummary as CacheSummary
 from .admin import Verification as Verification
 from .cache_folder import CacheFolder as CacheFolder, ReadableFolder as ReadableFolder
-from .catalogue import BlobRow as BlobRow, CRCS_QUERY as CRCS_QUERY, Catalogue as Catalogue
+from .catalogue import BlobRow as BlobRow, Catalogue as Catalogue
 from .catalogue import BLOCK_BYTES as BLOCK_BYTES, crcs_of as crcs_of, crcs_of_file as crcs_of_file
 from .catalogue import JobRow as JobRow, State as State
 from .catalogue import UncountedError as UncountedError, as_database_errors as as_database_errors

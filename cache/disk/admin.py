@@ -6,23 +6,20 @@ import contextlib
 import errno
 import os
 import sqlite3
-import warnings
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from penstock.cache.base import StrangeFileError, read_error
+from penstock.cache.base import ByteLocks, StrangeFileError, read_error
 from penstock.cache.disk.cache_folder import CacheFolder, read_fault
-from penstock.cache.disk.catalogue import Catalogue, is_damage
+from penstock.cache.disk.catalogue import BlobRow, Catalogue, State, is_damage
 from penstock.cache.disk.folder_layout import FolderLayout, boot_id
 from penstock.cache.disk.space import Space, live_and_dead_jobs
-from penstock.cache.errors import ConfigError, PenstockWarning
+from penstock.cache.errors import ConfigError, warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.cache.base import ByteLocks
-    from penstock.cache.disk.catalogue import BlobRow, State
 
 T = TypeVar("T")
 
@@ -126,7 +123,7 @@ def on_folder(path: str | os.PathLike[str], act: Callable[[CacheFolder], T]) -> 
         return cache.repairing(lambda: act(cache))
     finally:
         if (damage := cache.pop_damage()) is not None:
-            warnings.warn(damage, PenstockWarning, stacklevel=3)
+            warn(damage, stacklevel=2)
         cache.close()
 
 

@@ -10,7 +10,6 @@ If the catalogue and the files differ, the files are right.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import sqlite3
 import time
@@ -18,34 +17,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.cache.base import FileMap, ReaderLocks, StrangeFileError, refuse_shortage
-from penstock.cache.disk.catalogue import (
-    NAME_QUERY,
-    BlobRow,
-    Catalogue,
-    as_database_errors,
-    crcs_of,
-    crcs_of_file,
-    is_damage,
-    open_read_only,
-    read_name_row,
-)
-from penstock.cache.disk.fill_files import (
-    HEADER_BYTES,
-    Fill,
-    discard_fill,
-    fill_disk_bytes,
-    map_bytes,
-)
-from penstock.cache.disk.folder_layout import (
-    FolderLayout,
-    allocated_bytes,
-    boot_id,
-    map_name,
-    part_name,
-)
+from penstock.cache.disk.catalogue import BlobRow, Catalogue, crcs_of, crcs_of_file, is_damage
+from penstock.cache.disk.fill_files import HEADER_BYTES, Fill, discard_fill, fill_disk_bytes
+from penstock.cache.disk.folder_layout import FolderLayout, boot_id, map_name, part_name
 from penstock.cache.disk.pieces import BlobPieces
 from penstock.cache.disk.space import PRIVATE, Space
-from penstock.cache.errors import StalledError
+from penstock.cache.errors import StalledError, log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
@@ -55,7 +32,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_log = logging.getLogger("penstock")
 _OPEN_BYTE = 0
 _MOST_MARKS = 2**20  # of a fill, that are counted
 
@@ -112,13 +88,7 @@ class ReadableFolder:
 
     def recall(self, path: str) -> Known:
         """Return a store's last answer about a name."""
-        with (
-            contextlib.suppress(sqlite3.Error, OSError),
-            as_database_errors(),
-            contextlib.closing(open_read_only(self.layout.top, "immutable=1")) as db,
-        ):
-            return read_name_row(db.execute(NAME_QUERY, (path,)).fetchone(), path)
-        return False, None
+        return Catalogue.recall_unlocked(self.layout.top, path)
 
     def _open(self, key: str) -> int | None:
         """Open a whole blob; None if there is none that may be read."""
@@ -128,7 +98,6 @@ class ReadableFolder:
 
     def _map(self, key: str, fd: int, inode: int) -> FileMap | None:
         """Map an open file; None if it was removed."""
-        del key, inode
         return FileMap(fd)
 
     def _refuse(self, key: str) -> None:
@@ -246,7 +215,7 @@ class CacheFolder(ReadableFolder):
             try:
                 fill = Fill(fills, key, pieces)
             except (FileNotFoundError, ValueError, StrangeFileError):
-                row = _fill_row(source, group=group, marks_bytes=map_bytes(pieces))
+                row = _fill_row(source, group, pieces.count)
                 if not self.space.reserve(row, insist=pinned):
                     return None
                 try:
@@ -271,12 +240,12 @@ class CacheFolder(ReadableFolder):
             crcs = fill.block_crcs(memoryview(data))
             self._rename(key)
             fills.remove(map_name(key))
-            self._enter(_fill_row(source, group=group), crcs)
+            self._enter(_fill_row(source, group), crcs)
 
     def put(self, source: BlobSource, data: memoryview, *, group: str, kept: bool) -> bool:
         """Write and publish a small object; the caller holds its key. Return False if no space is
         free. kept: True for manifests and sidecars."""
-        row = _fill_row(source, group=group, size_bytes=len(data), kept=kept)
+        row = replace(_fill_row(replace(source, size_bytes=len(data)), group), kept=kept)
         if not len(data) or not self.space.reserve(row, insist=True):
             return False
         fills = self.layout.fills
@@ -302,7 +271,7 @@ class CacheFolder(ReadableFolder):
     def _enter(self, row: BlobRow, crcs: bytes) -> None:
         """Record a published blob and its size on the disk in the catalogue. row: of its fill."""
         status = self.layout.blobs.stat(row.key)
-        size_bytes, disk_bytes = status.st_size, allocated_bytes(status)
+        size_bytes, disk_bytes = status.st_size, self.layout.allocated_bytes(status)
         published = replace(row, size_bytes=size_bytes, disk_bytes=disk_bytes, state="ready")
         self.catalogue.add(replace(published, crcs=crcs, used_s=time.time()))
 
@@ -356,7 +325,7 @@ class CacheFolder(ReadableFolder):
             if not fault:
                 old.rename(key, self.layout.blobs, key)
                 return True
-            _log.warning(
+            log.warning(
                 "%s/%s: after the last reboot %s, so it is fetched again", old.path, key, fault
             )
             with self.catalogue.writing():
@@ -444,7 +413,8 @@ class CacheFolder(ReadableFolder):
                 corrected += place.remove(name)
                 continue
             state: State = "trash" if folder == "trash" else "ready"
-            self.catalogue.adopt(name, status, disk_bytes=allocated_bytes(status), state=state)
+            disk_bytes = self.layout.allocated_bytes(status)
+            self.catalogue.adopt(name, status, disk_bytes=disk_bytes, state=state)
             corrected += 1
         return corrected
 
@@ -503,23 +473,13 @@ def read_fault(folder: Folder, row: BlobRow) -> tuple[int, str]:
         return status.st_ino, fault
 
 
-def _fill_row(
-    source: BlobSource,
-    *,
-    group: str,
-    size_bytes: int | None = None,
-    marks_bytes: int = 0,
-    kept: bool = False,
-) -> BlobRow:
-    """Return the catalogue's row of a fill. size_bytes: of the blob, if its source doesn't know it.
-    marks_bytes: see `fill_disk_bytes`."""
-    size_bytes = source.size_bytes if size_bytes is None else size_bytes
+def _fill_row(source: BlobSource, group: str, pieces: int = 0) -> BlobRow:
+    """Return the catalogue's row of a fill. pieces: see `fill_disk_bytes`."""
     return BlobRow(
         key=source.key,
         group=group,
         uri=source.uri,
-        size_bytes=size_bytes,
-        disk_bytes=fill_disk_bytes(size_bytes, marks_bytes),
+        size_bytes=source.size_bytes,
+        disk_bytes=fill_disk_bytes(source.size_bytes, pieces),
         state="fill",
-        kept=kept,
     )

@@ -31,14 +31,13 @@ from urllib.parse import quote
 
 from crc32c import crc32c
 
-from penstock.cache.base import ByteLocks, StrangeFileError
+from penstock.cache.base import ByteLocks, Folder, StrangeFileError
 from penstock.cache.disk.folder_layout import CATALOGUE_FILES, read_number, with_checksum
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from penstock.cache.base import Folder
 
 # SQLite's codes for the disk or other processes: SQLITE_BUSY, LOCKED, NOMEM, READONLY, INTERRUPT,
 # IOERR, FULL, CANTOPEN, PROTOCOL. All other codes are about the file.
@@ -120,7 +119,7 @@ Known = tuple[bool, tuple[int, str] | None]
 doesn't exist)."""
 
 
-NAME_QUERY = "SELECT size, version, sum FROM names WHERE path = ?"
+_NAME_QUERY = "SELECT size, version, sum FROM names WHERE path = ?"
 
 
 def open_read_only(folder: Folder, option: str) -> sqlite3.Connection:
@@ -137,8 +136,8 @@ def _path(folder: Folder) -> str:
 
 
 @as_database_errors()
-def read_name_row(found: tuple[Any, ...] | None, path: str) -> Known:
-    """Read a row of NAME_QUERY. A row with a wrong checksum counts as missing."""
+def _name_row(found: tuple[Any, ...] | None, path: str) -> Known:
+    """Read a row of _NAME_QUERY. A row with a wrong checksum counts as missing."""
     if found is None or found[2] != row_checksum((path, *found[:2])):
         return False, None
     return True, None if found[0] < 0 else (int(found[0]), str(found[1]))
@@ -203,14 +202,12 @@ def crcs_of(data: memoryview, *, known: Mapping[int, int] | None = None) -> byte
 _COLUMNS = tuple(each.name for each in fields(BlobRow))[:-1]  # all but `pinned`
 _KEPT = _COLUMNS.index("kept")
 
-CRCS_QUERY = "SELECT * FROM blobs WHERE key = ? AND state = 'ready'"
-"""For read-only connections: the row of a whole blob."""
-
 
 @as_database_errors()
-def read_crcs(found: tuple[Any, ...] | None, size_bytes: int) -> bytes | None:
-    """Return the checksums of a blob's blocks from its row of CRCS_QUERY; None if it has none, or
-    the row is damaged or of another size. Raises sqlite3.DatabaseError if the columns are wrong."""
+def read_crcs(db: sqlite3.Connection, key: str, size_bytes: int) -> bytes | None:
+    """Return the checksums of a whole blob's blocks; None if it has none, or the row is damaged or
+    of another size. db: from `open_read_only`. Raises sqlite3.Error."""
+    found = db.execute("SELECT * FROM blobs WHERE key = ? AND state = 'ready'", (key,)).fetchone()
     if found is None or not _is_right(found):
         return None
     size, crcs = found[3], found[8]
@@ -567,7 +564,19 @@ class Catalogue:
 
     def recall(self, path: str) -> Known:
         """Return the last answer about a name."""
-        return read_name_row(self.row(NAME_QUERY, (path,)), path)
+        return _name_row(self.row(_NAME_QUERY, (path,)), path)
+
+    @staticmethod
+    def recall_unlocked(folder: Folder, path: str) -> Known:
+        """Return the last answer about a name from the catalogue of a folder that this process
+        can't write; none if it can't be read."""
+        with (
+            contextlib.suppress(sqlite3.Error, OSError),
+            as_database_errors(),
+            contextlib.closing(open_read_only(folder, "immutable=1")) as db,
+        ):
+            return _name_row(db.execute(_NAME_QUERY, (path,)).fetchone(), path)
+        return False, None
 
     # -- what is used
 

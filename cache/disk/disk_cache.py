@@ -12,7 +12,6 @@ import sqlite3
 import tempfile
 import threading
 import time
-import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ from penstock.cache.base import (
     remove_own_folder,
 )
 from penstock.cache.disk.cache_folder import CacheFolder, ReadableFolder
-from penstock.cache.errors import ConfigError, PenstockError, PenstockWarning, StalledError
+from penstock.cache.errors import ConfigError, PenstockError, StalledError, warn
 from penstock.cache.forks import check_process
 
 if TYPE_CHECKING:
@@ -164,7 +163,7 @@ class DiskCache:
         self._folder, self._readable = folder, None
         self._warn_of_damage(folder)
         if exposed is not None:
-            self._warn(
+            warn(
                 f"{exposed}: other users may write to this cache, so they can remove and replace "
                 "its files. Their files aren't used. Run `chmod go-w` on the folder, or pass "
                 "mode=0o770 for a cache that a group shares."
@@ -191,7 +190,7 @@ class DiskCache:
         remedy = remedy or "Check the disk's space, inodes and permissions."
         if not is_shortage(error):
             remedy += f" `penstock doctor {self.path}` shows more."
-        self._warn(
+        warn(
             f"{self.path}: the cache can't be used ({reason}), so data that it doesn't hold is "
             f"fetched from the remote each time. {remedy} Penstock tries the cache again every "
             f"{RETRY_S:.0f} s."
@@ -199,10 +198,7 @@ class DiskCache:
 
     def _warn_of_damage(self, folder: CacheFolder) -> None:
         if folder.damage and (text := folder.pop_damage()) is not None:
-            self._warn(text)
-
-    def _warn(self, text: str) -> None:
-        warnings.warn(text, PenstockWarning, stacklevel=2)
+            warn(text)
 
     @property
     def can_be_used(self) -> bool:

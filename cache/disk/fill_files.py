@@ -17,16 +17,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from crc32c import crc32c
 
-from penstock.cache.base import ByteLocks
+from penstock.cache.base import ByteLocks, Folder
 from penstock.cache.disk.catalogue import BLOCK_BYTES, crcs_of
 from penstock.cache.disk.folder_layout import disk_bytes, map_name, part_name
-from penstock.cache.disk.pieces import PIECE_BYTES
+from penstock.cache.disk.pieces import PIECE_BYTES, BlobPieces, PieceSpan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.cache.base import Folder
-    from penstock.cache.disk.pieces import BlobPieces, PieceSpan
 
 HEADER_BYTES = 512
 """The size of a map's header; a byte for each piece follows it, 1 if the piece is present."""
@@ -48,7 +46,7 @@ class Fill:
         found = os.fstat(self.fd)
         self.inode = found.st_ino
         with open(folder.open(map_name(key), os.O_RDWR), "r+b", buffering=0) as marks:
-            wanted = (pieces.size_bytes, map_bytes(pieces))
+            wanted = (pieces.size_bytes, HEADER_BYTES + pieces.count)
             if (found.st_size, os.fstat(marks.fileno()).st_size) != wanted:
                 raise ValueError(f"{self.part}: the fill has another size")
             self._memory = mmap.mmap(marks.fileno(), 0)
@@ -61,7 +59,7 @@ class Fill:
         full)."""
         discard_fill(folder, key)
         # Preallocation reports a full disk before the download starts.
-        sizes = {map_name(key): map_bytes(pieces), part_name(key): pieces.size_bytes}
+        sizes = {map_name(key): HEADER_BYTES + pieces.count, part_name(key): pieces.size_bytes}
         try:
             for name, size_bytes in sizes.items():
                 fd = folder.create(name)
@@ -174,17 +172,12 @@ class Fill:
             self.close()
 
 
-def map_bytes(pieces: BlobPieces) -> int:
-    """Compute the size of the map: a header, and a mark per piece."""
-    return HEADER_BYTES + pieces.count
-
-
-def fill_disk_bytes(size_bytes: int, marks_bytes: int = 0) -> int:
+def fill_disk_bytes(size_bytes: int, pieces: int = 0) -> int:
     """Compute the most bytes that a fill may use on the disk: both files, and the extents of a file
-    that is written in random order. marks_bytes: the size of a map that has more than a mark for
-    each PIECE_BYTES."""
+    that is written in random order. pieces: their number, if it is more than one for each
+    PIECE_BYTES."""
     extents = size_bytes // PIECE_BYTES * 6  # worst case: 12 bytes for every second piece
-    marks = max(HEADER_BYTES + size_bytes // PIECE_BYTES + 1, marks_bytes)
+    marks = HEADER_BYTES + max(size_bytes // PIECE_BYTES + 1, pieces)
     return disk_bytes(size_bytes) + disk_bytes(marks) + disk_bytes(extents)
 
 

@@ -184,9 +184,13 @@ class FolderLayout:
     def blob_bytes(self) -> dict[str, int]:
         """Return the bytes on the disk of each whole blob."""
         found = self.blobs.files() | self.unverified.files()
-        return {
-            name: allocated_bytes(seen) for name, seen in found.items() if _BLOB.fullmatch(name)
-        }
+        names = filter(_BLOB.fullmatch, found)
+        return {name: self.allocated_bytes(found[name]) for name in names}
+
+    @staticmethod
+    def allocated_bytes(found: os.stat_result) -> int:
+        """Return the bytes that a file uses on the disk, or will use once it is written out."""
+        return max(disk_bytes(found.st_size), found.st_blocks * 512)
 
     @staticmethod
     def is_cache(root: str) -> bool:
@@ -241,11 +245,6 @@ def format_text(version: int) -> bytes:
 def disk_bytes(size_bytes: int) -> int:
     """Round a file's size up to whole blocks of the disk."""
     return -(-size_bytes // BLOCK) * BLOCK
-
-
-def allocated_bytes(found: os.stat_result) -> int:
-    """Return the bytes that a file uses on the disk, or will use once it is written out."""
-    return max(disk_bytes(found.st_size), found.st_blocks * 512)
 
 
 def _offset(key: str) -> int:

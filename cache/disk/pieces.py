@@ -114,6 +114,11 @@ class BlobPieces:
             return pieces[0] * PIECE_BYTES, min(pieces[1] * PIECE_BYTES, self.size_bytes)
         return int(self.starts[pieces[0]]), int(self.starts[pieces[1]])
 
+    def most(self, range_bytes: int) -> int:
+        """Return the number of pieces that are fetched together, by one request of at most
+        range_bytes or by several small ones."""
+        return max(1, range_bytes // PIECE_BYTES) if self.are_small else OBJECTS_AT_ONCE
+
     def covering(self, starts: Sequence[int], ends: Sequence[int]) -> list[PieceSpan]:
         """Return the pieces that hold spans of bytes, sorted, and merged if they touch."""
         first, last = np.asarray(starts, np.int64), np.asarray(ends, np.int64)
@@ -134,7 +139,7 @@ class BlobPieces:
         """Cut a span into spans that are fetched together: one request of at most range_bytes, or
         several small ones."""
         if self.starts is None:
-            most = max(1, range_bytes // PIECE_BYTES)
+            most = self.most(range_bytes)
             for low in range(pieces[0], pieces[1], most):
                 yield low, min(low + most, pieces[1])
             return

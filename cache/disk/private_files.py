@@ -11,13 +11,12 @@ import uuid
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache.base import BlobSource, Segment
+from penstock.cache.base import BlobSource, FileMap, Segment
 from penstock.cache.disk.space import PRIVATE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.cache.base import FileMap
     from penstock.cache.disk.cache_folder import CacheFolder
     from penstock.cache.disk.disk_cache import DiskCache
     from penstock.cache.disk.fill_files import Fill

@@ -15,15 +15,13 @@ import sqlite3
 import time
 from typing import TYPE_CHECKING
 
-from penstock.cache.base import format_size
+from penstock.cache.base import Folder, format_size
 from penstock.cache.disk.fill_files import discard_fill, fill_disk_bytes
-from penstock.cache.disk.folder_layout import map_name, part_name
+from penstock.cache.disk.folder_layout import FolderLayout, map_name, part_name
 from penstock.cache.errors import ConfigError
 
 if TYPE_CHECKING:
-    from penstock.cache.base import Folder
     from penstock.cache.disk.catalogue import BlobRow, Catalogue, JobRow
-    from penstock.cache.disk.folder_layout import FolderLayout
 
 PRIVATE = "private"
 """The group of files that only one process uses: no other process continues their fill."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.cache.base import FORKED, Answer, FetchPolicy, RequestError, TrafficMeter
 from penstock.cache.errors import ClosedError, FetchError, StalledError
-from penstock.cache.fetch.scheduler import HEDGE_THREADS, Call, Scheduler, StoreRequest
+from penstock.cache.fetch.scheduler import HEDGE_THREADS, Attempt, Call, Scheduler, StoreRequest
 from penstock.cache.threads import LONGEST_WAIT_S, STALL_TIMEOUT_S, Workers, end_at_exit
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from penstock.cache.base import Deliver, ObjectInfo, ObjectRange, Store
-    from penstock.cache.fetch.scheduler import Attempt
 
 
 _CLOSE_S = 1.0

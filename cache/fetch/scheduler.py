@@ -19,14 +19,11 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache.base import RequestError
-from penstock.cache.errors import FetchError, ObjectChangedError
+from penstock.cache.base import FetchPolicy, RequestError
+from penstock.cache.errors import FetchError, ObjectChangedError, PenstockError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from penstock.cache.base import FetchPolicy
-    from penstock.cache.errors import PenstockError
 
 
 _THROTTLED_ATTEMPTS = 3

@@ -32,23 +32,14 @@ from typing import TYPE_CHECKING
 from crc32c import crc32c
 
 from penstock.cache.base import ReaderLocks
-from penstock.cache.disk import (
-    BLOCK_BYTES,
-    CRCS_QUERY,
-    FolderLayout,
-    as_database_errors,
-    open_read_only,
-    read_crcs,
-)
+from penstock.cache.disk import BLOCK_BYTES, FolderLayout, open_read_only, read_crcs
 from penstock.cache.peers import protocol
-from penstock.cache.peers.protocol import MOST_HEAD_BYTES
-from penstock.cache.peers.trust import Question, check_token, prove_server
+from penstock.cache.peers.protocol import MOST_HEAD_BYTES, Span
+from penstock.cache.peers.trust import PeerSecret, Question, check_token, prove_server
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.cache.peers.protocol import Span
-    from penstock.cache.peers.trust import PeerSecret
 
 _LINE = re.compile(r"([A-Z]{1,16}) ([!-~]{1,512}) HTTP/1\.1")
 _HEADER = re.compile(r"([A-Za-z0-9-]{1,64}):[ \t]*([ -~]{0,1024})[ \t]*")
@@ -171,14 +162,13 @@ class HeldFiles:
 
     def _read_crcs(self, key: str, size_bytes: int) -> bytes | None:
         with self._lock:
-            with contextlib.suppress(sqlite3.Error, OSError), as_database_errors():
+            with contextlib.suppress(sqlite3.Error, OSError):
                 inode = self._layout.top.stat("catalogue.db").st_ino
                 if self._catalogue is None or inode != self._catalogue_inode:
                     self._close_catalogue()
                     self._catalogue = open_read_only(self._layout.top, "mode=ro")
                     self._catalogue_inode = inode
-                row = self._catalogue.execute(CRCS_QUERY, (key,)).fetchone()
-                return read_crcs(row, size_bytes)
+                return read_crcs(self._catalogue, key, size_bytes)
             self._close_catalogue()
         return None
 

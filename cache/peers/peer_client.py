@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from crc32c import crc32c
 
-from penstock.cache.base import Answer, ObjectRange, RequestError
+from penstock.cache.base import Answer, ObjectRange, RequestError, Store, TrafficMeter
 from penstock.cache.disk import BLOCK_BYTES
 from penstock.cache.errors import PenstockError
 from penstock.cache.peers import protocol
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.cache.base import Store, TrafficMeter
     from penstock.cache.blobs import BlobRange
     from penstock.cache.peers.peer_directory import Peer, PeerDirectory
     from penstock.cache.peers.protocol import Span

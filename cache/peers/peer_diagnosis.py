@@ -20,13 +20,12 @@ from crc32c import crc32c
 
 from penstock.cache.base import RequestError
 from penstock.cache.peers import protocol
-from penstock.cache.peers.trust import Question, authorize, server_time
+from penstock.cache.peers.trust import PeerSecret, Question, authorize, server_time
 from penstock.cache.stores import parse_head
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.cache.peers.trust import PeerSecret
 
 _CONNECT_S, _HANDSHAKE_S, _ANSWER_S, _RANGE_S = 3.0, 5.0, 5.0, 10.0
 _WHOLE_S = 28.0

@@ -7,14 +7,13 @@ sent wrong bytes isn't asked for a while.
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
+from penstock.cache.errors import log
 from penstock.cache.peers.protocol import key_prefix
 
 if TYPE_CHECKING:
@@ -76,14 +75,11 @@ class PeerRecord:
         return at < len(self.marks) and bool(self.marks[at] == mark)
 
 
-_log = logging.getLogger("penstock")
-
 _MOST_CANDIDATES = 3
 _MOST_REMEMBERED = 262_144
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
+class Peer(NamedTuple):
     """Another node of the job. node: its number. address: "HOST:PORT" of its server."""
 
     node: int
@@ -96,12 +92,10 @@ class PlannedReaders:
     def owner(self, key: str) -> int | None:
         """Return the node that fetches a blob from the remote for all nodes that need it; None if
         it is this node, or no other node needs it."""
-        del key
         return None
 
     def is_needed(self, key: str) -> bool:
         """Return True if this node reads a blob in the current epoch."""
-        del key
         return True
 
 
@@ -217,9 +211,7 @@ class PeerDirectory:
             if record is None or (record.rests(now_s) and not is_wrong):
                 return
             rest_s = record.failed(now_s, is_wrong=is_wrong)
-        _log.info(
-            "node %d (%s) isn't asked for %.0f s: %s", peer.node, peer.address, rest_s, reason
-        )
+        log.info("node %d (%s) isn't asked for %.0f s: %s", *peer, rest_s, reason)
 
     def mark_wrong(self, key: str, now_s: float) -> None:
         """Record that bytes of a blob were wrong: no peer is asked for it any more, and the one

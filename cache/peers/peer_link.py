@@ -19,31 +19,21 @@ import contextlib
 import itertools
 import json
 import time
-import warnings
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.cache.base import check_address
-from penstock.cache.errors import (
-    ConfigError,
-    JobStoreError,
-    PenstockWarning,
-    StalledError,
-    WorkerError,
-)
+from penstock.cache.base import Peers, check_address
+from penstock.cache.errors import ConfigError, JobStoreError, StalledError, WorkerError, warn
 from penstock.cache.peers.peer_client import PeerClient
-from penstock.cache.peers.peer_directory import Peer
+from penstock.cache.peers.peer_directory import Peer, PlannedReaders
 from penstock.cache.peers.server_process import PeerServer, check_own_settings
-from penstock.cache.peers.trust import credentials_of
+from penstock.cache.peers.trust import PeerSecret, credentials_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.cache.base import Peers
     from penstock.cache.channel import JobStore
     from penstock.cache.disk import DiskCache
-    from penstock.cache.peers.peer_directory import PlannedReaders
     from penstock.cache.peers.peer_upstream import PeerUpstream
-    from penstock.cache.peers.trust import PeerSecret
 
 _NO_SERVER = ""
 """The address that a node publishes if its cache can't be served, such as on a full disk."""
@@ -160,9 +150,9 @@ class PeerLink:
             try:
                 check_own_settings(self._settings)
             except ConfigError as error:
-                _warn(f"{error} This job has one node, so it continues without peers.")
+                warn(f"{error} This job has one node, so it continues without peers.")
         elif store is None and not nodes:
-            _warn(
+            warn(
                 f"{cache.path}: this loader's {ranks.size} ranks aren't those of a process group, "
                 "through which their nodes could exchange addresses, so each node fetches all data "
                 "from the remote. Initialise torch.distributed first and leave world= out, or list "
@@ -172,7 +162,7 @@ class PeerLink:
             try:
                 self._begin(secret_of(self._settings), ranks, store)
             except JobStoreError as error:
-                _warn(f"{error} Each node fetches all data from the remote.")
+                warn(f"{error} Each node fetches all data from the remote.")
             except BaseException:  # such as an interrupt of the wait for others
                 self.close()
                 raise
@@ -220,7 +210,7 @@ class PeerLink:
         try:
             self._server = PeerServer(self._cache, self._settings, secret, moved=self._publish)
         except (OSError, StalledError, WorkerError) as error:
-            _warn(f"{error} The other nodes can't use this node's cache.")
+            warn(f"{error} The other nodes can't use this node's cache.")
             return _NO_SERVER
         return self._server.address
 
@@ -229,7 +219,3 @@ class PeerLink:
         if self._publishes and self._exchange is not None:
             with contextlib.suppress(JobStoreError):  # the job is ending
                 self._exchange.publish(address)
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, PenstockWarning, stacklevel=3)

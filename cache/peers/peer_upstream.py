@@ -10,28 +10,20 @@ Peers are asked for lists of their blobs before the first range, and again after
 
 from __future__ import annotations
 
-import logging
 import time
-import warnings
 from typing import TYPE_CHECKING, cast
 
-from penstock.cache.base import FetchPolicy
-from penstock.cache.blobs import Upstream
-from penstock.cache.errors import ClosedError, FetchError, PenstockWarning
+from penstock.cache.base import Answer, Deliver, FetchPolicy, Store
+from penstock.cache.blobs import BlobRange, Upstream
+from penstock.cache.errors import ClosedError, FetchError, log, warn
 from penstock.cache.fetch import Fetcher
-from penstock.cache.peers.peer_client import PeerStore, peer_ranges
-from penstock.cache.peers.peer_directory import PeerDirectory
-from penstock.cache.threads import Workers, ordered
+from penstock.cache.peers.peer_client import PeerClient, PeerStore, peer_ranges
+from penstock.cache.peers.peer_directory import Peer, PeerDirectory, PlannedReaders
+from penstock.cache.threads import Outcome, Workers, ordered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
-
-    from penstock.cache.base import Answer, Deliver, Store
-    from penstock.cache.blobs import BlobRange
-    from penstock.cache.peers.peer_client import PeerClient
-    from penstock.cache.peers.peer_directory import Peer, PlannedReaders
-    from penstock.cache.threads import Outcome
 
 
 _FIRST_S = 4.0
@@ -106,11 +98,9 @@ class PeerLists:
             shown = ", ".join(f"node {peer.node} ({peer.address})" for peer in peers[:_SHOWN])
             more = f" and {len(peers) - _SHOWN} more" if len(peers) > _SHOWN else ""
             held = "they hold" if len(peers) > 1 else "it holds"
-            warnings.warn(
+            warn(
                 f"peers: {shown}{more}: {reason} Until then, the data that {held} is fetched from "
-                "the remote.",
-                PenstockWarning,
-                stacklevel=2,
+                "the remote."
             )
 
     def _fetch(self, look: Callable[[], Sequence[Peer] | None] | None) -> None:
@@ -123,8 +113,6 @@ class PeerLists:
         ):
             pass
 
-
-_log = logging.getLogger("penstock")
 
 _POLICY = FetchPolicy(
     retry_timeout_s=60.0,
@@ -217,7 +205,7 @@ class PeerUpstream(Upstream):
             except FetchError as error:
                 if not error.uri.startswith(f"{PeerStore.url}/"):  # of a delivery
                     raise
-                _log.info("Peers didn't answer in time, so the remote is used: %s", error)
+                log.info("Peers didn't answer in time, so the remote is used: %s", error)
         left = [number for number in of_peers if number not in delivered]
         self._fetch_from_store(ranges, left, deliver, lists, urgent=urgent)
 

@@ -38,20 +38,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.base import ByteLocks, Folder, wait_for
+from penstock.cache.errors import log
 from penstock.cache.peers.answers import END, HeldFiles, Responder, is_cached, read_head
-from penstock.cache.peers.protocol import MOST_HEAD_BYTES
+from penstock.cache.peers.protocol import MOST_HEAD_BYTES, Span
 from penstock.cache.peers.trust import Credentials, PeerSecret, prove_server
 from penstock.cache.secrets import SafeLog
-from penstock.cache.threads import Workers
+from penstock.cache.threads import Outcome, Workers
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
 
     from penstock.cache.peers.answers import ServerReply
-    from penstock.cache.peers.protocol import Span
-    from penstock.cache.threads import Outcome
-
-_log = logging.getLogger("penstock")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +168,7 @@ class NodeServer:
         now_s = time.monotonic()
         if now_s >= self._next_warning_s:
             self._next_warning_s = now_s + _WARN_EVERY_S
-            _log.warning(
+            log.warning(
                 "The server of the cache refused requests that weren't correctly signed or "
                 "encrypted (%d so far, the last from %s). Give every node of the job the same "
                 "token, and block other clients from the port.",
@@ -253,7 +250,7 @@ class ServerConnection:
         except (StopIteration, OSError, EOFError):
             pass
         except Exception as error:
-            _log.warning("The server of the cache: a connection failed (%r)", error)
+            log.warning("The server of the cache: a connection failed (%r)", error)
         self.close()
         return None
 
@@ -563,9 +560,9 @@ def serve(
         server = NodeServer(listener, Responder(held, secret), selector=selector, tls=tls)
         users = Users(first, folder, name, secret, port=port, selector=selector)
         users.addFilter(SafeLog())
-        _log.addHandler(users)
-        _log.setLevel(logging.INFO)
-        _log.propagate = False
+        log.addHandler(users)
+        log.setLevel(logging.INFO)
+        log.propagate = False
         send_message(first, port=port, pid=os.getpid(), is_taken=is_taken)
         late_s = 0.0
         try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
 import os
 import secrets
 import signal
@@ -18,12 +17,11 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from penstock.cache.base import ByteLocks
-from penstock.cache.errors import ConfigError, PenstockWarning, StalledError, WorkerError
+from penstock.cache.base import ByteLocks, Folder, Peers
+from penstock.cache.errors import ConfigError, StalledError, WorkerError, log, warn
 from penstock.cache.forks import check_process, watch
 from penstock.cache.peers.protocol import ALIVE
 from penstock.cache.peers.server import SERVERS_FOLDER, START_BYTE, listen, socket_path
@@ -34,10 +32,7 @@ from penstock.cache.threads import Workers, end_at_exit
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.cache.base import Folder, Peers
     from penstock.cache.disk import DiskCache
-
-_log = logging.getLogger("penstock")
 
 START_TIMEOUT_S = 60.0
 _HELLO_S = 10.0
@@ -281,12 +276,11 @@ class PeerServer:
             raise OSError(f"{self._root}: the server of the cache can't serve: {report['error']}.")
         line.port, line.pid = report["port"], report["pid"]
         if report["is_taken"]:
-            warnings.warn(
+            warn(
                 f"peers: port {port} of {self._peers.host} is taken, by another job's server or "
                 f"another program, so this job's listens at {line.port}. Pass port 0 for any free "
                 "port, or the same token_file to jobs that should share a server.",
-                PenstockWarning,
-                stacklevel=5,
+                stacklevel=4,
             )
         return line
 
@@ -333,7 +327,7 @@ class PeerServer:
                 if self._ended.is_set() or not self._start_again():
                     return
             elif isinstance(message.get("log"), str) and isinstance(message.get("level"), int):
-                _log.log(message["level"], "%s", message["log"])
+                log.log(message["level"], "%s", message["log"])
 
     def _start_again(self) -> bool:
         before = self._line
@@ -342,14 +336,14 @@ class PeerServer:
             line = self._find_or_start_patiently(before.port, died)
         except WorkerError as error:
             if not self._ended.is_set():
-                _log.warning("%s", error)
+                log.warning("%s", error)
             return False
         with self._changing:
             before.close()
             self._line = line
             if self._ended.is_set():
                 line.close()
-        _log.warning("%s Another server has replaced it (pid %d).", died, line.pid)
+        log.warning("%s Another server has replaced it (pid %d).", died, line.pid)
         if line.port != before.port and self._moved is not None:
             self._moved(self.address)
         return True

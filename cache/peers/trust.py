@@ -28,14 +28,13 @@ import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from penstock.cache.base import OTHERS_WRITE
+from penstock.cache.base import OTHERS_WRITE, Peers
 from penstock.cache.errors import ConfigError, MissingDependencyError
 from penstock.cache.peers.protocol import PROOF_HEADER, date_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from penstock.cache.base import Peers
     from penstock.cache.channel import JobStore
 
 TOKEN_LIFE_S = 120

@@ -16,21 +16,18 @@ from html.parser import HTMLParser
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
-from penstock.cache.base import ObjectInfo, RequestError
+from penstock.cache.base import ObjectInfo, RequestError, Store
 from penstock.cache.errors import ConfigError
 from penstock.cache.secrets import plain_query, redact
-from penstock.cache.stores.storage_options import HTTP_OPTIONS, scope_of
+from penstock.cache.stores.storage_options import HTTP_OPTIONS, StoreAddress, scope_of
 from penstock.cache.stores.web_address import basic_auth, origin_of
-from penstock.cache.stores.web_client import open_client
+from penstock.cache.stores.web_client import WebClient, open_client
 from penstock.cache.stores.web_objects import WebObjects
 from penstock.cache.threads import ordered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.cache.base import Store
-    from penstock.cache.stores.storage_options import StoreAddress
-    from penstock.cache.stores.web_client import WebClient
 
 _PAGE_BYTES = 128 * 2**20
 """The longest index page; one of a million links has about 100 MB."""

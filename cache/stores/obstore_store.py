@@ -30,7 +30,7 @@ from penstock.cache.base import Answer, ObjectInfo, RequestError, is_strong, ver
 from penstock.cache.errors import ConfigError, MissingDependencyError
 from penstock.cache.secrets import clean_message, redact
 from penstock.cache.stores.request_failures import obstore_failure, too_long
-from penstock.cache.stores.storage_options import BUCKET_OPTIONS, StoreOptions
+from penstock.cache.stores.storage_options import BUCKET_OPTIONS, StoreAddress, StoreOptions
 from penstock.cache.stores.web_client import open_client
 from penstock.cache.stores.web_objects import MOST_KEPT, WebObjects
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
     from obstore import GetOptions
 
-    from penstock.cache.stores.storage_options import StoreAddress
 
 _FORKED = (
     "obstore was used before this process was forked, and would hang in it. Use "

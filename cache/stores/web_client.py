@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock.cache.base import FORKED, RequestError
+from penstock.cache.base import FORKED, FetchPolicy, RequestError
 from penstock.cache.stores.request_failures import too_long
-from penstock.cache.stores.storage_options import parse_seconds
+from penstock.cache.stores.storage_options import StoreOptions, parse_seconds
 from penstock.cache.stores.web_address import (
     MOST_REDIRECTS,
     Hop,
@@ -36,14 +36,11 @@ from penstock.cache.stores.web_address import (
     request_origin,
     target_of,
 )
-from penstock.cache.stores.web_connection import ConnectionPool, StaleError, Timeouts
+from penstock.cache.stores.web_connection import Connection, ConnectionPool, StaleError, Timeouts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from penstock.cache.base import FetchPolicy
-    from penstock.cache.stores.storage_options import StoreOptions
-    from penstock.cache.stores.web_connection import Connection
 
 _ERROR_BYTES = 16 * 2**10
 """The most bytes that are read of an error's body."""

@@ -20,13 +20,12 @@ from urllib.parse import unquote, urlsplit
 
 from penstock.cache.base import RequestError
 from penstock.cache.stores.request_failures import request_failure
-from penstock.cache.stores.web_address import basic_auth, is_public
+from penstock.cache.stores.web_address import Proxies, WebOrigin, basic_auth, is_public
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Iterator
 
-    from penstock.cache.stores.web_address import Proxies, WebOrigin
 
 _HEAD_BYTES = 64 * 2**10
 _FIRST_READ = 16 * 2**10

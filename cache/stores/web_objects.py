@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING
 from penstock.cache.base import Answer, ObjectInfo, RequestError, Store, is_strong, version_text
 from penstock.cache.stores.request_failures import WHOLE, answer_failure, printable
 from penstock.cache.stores.web_address import Hop
-from penstock.cache.stores.web_client import WebRequest
+from penstock.cache.stores.web_client import Reply, WebClient, WebRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from penstock.cache.stores.storage_options import StoreAddress
-    from penstock.cache.stores.web_client import Reply, WebClient
 
 MOST_KEPT = 4096
 """The number of URLs that are kept."""

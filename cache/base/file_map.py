@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    OnUnmap = Callable[[], None]
+
 _libc = ctypes.CDLL(None, use_errno=True)
 libc_mmap, _munmap = _libc.mmap, _libc.munmap
 _INTS = (ctypes.c_int,) * 3
@@ -31,15 +33,11 @@ class FileMap:
     None for all of it. Raises OSError, and ValueError if there is nothing to map.
     """
 
+    address: int | None = None
+
     def __init__(
-        self,
-        fd: int,
-        *,
-        on_unmap: Callable[[], None] | None = None,
-        span: tuple[int, int] | None = None,
+        self, fd: int, *, on_unmap: OnUnmap | None = None, span: tuple[int, int] | None = None
     ) -> None:
-        self.address: int | None = None
-        self._on_unmap: Callable[[], None] | None = None
         file = os.fstat(fd)
         start, end = span or (0, file.st_size)
         self._ahead = start % mmap.ALLOCATIONGRANULARITY
@@ -73,8 +71,5 @@ class FileMap:
 
 def map_file(path: bytes | str) -> FileMap:
     """Map a file by its path, keeping no descriptor open. Raises as FileMap does."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return FileMap(fd)
-    finally:
-        os.close(fd)
+    with open(path, "rb", buffering=0) as file:
+        return FileMap(file.fileno())

@@ -119,7 +119,10 @@ def descend(path: str, mode: int | None) -> int:
         while left:
             name = left.popleft()
             if mode is not None:
-                _make_missing(name, at, 0o700 if left else mode)
+                try:
+                    os.stat(name, dir_fd=at, follow_symlinks=False)
+                except FileNotFoundError:
+                    _make(name, at, 0o700 if left else mode)
             with contextlib.suppress(OSError):  # triggers an automount
                 os.stat(f"{name}/.", dir_fd=at)
             found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
@@ -130,10 +133,8 @@ def descend(path: str, mode: int | None) -> int:
                 continue
             try:
                 links += 1
-                if seen.st_uid not in (0, os.geteuid()):
-                    raise strange_file_error(
-                        f"{name} is a link of another user (uid {seen.st_uid})", path
-                    )
+                if (uid := seen.st_uid) not in (0, os.geteuid()):
+                    raise strange_file_error(f"{name} is a link of another user (uid {uid})", path)
                 if links > _MOST_LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
                 target = os.readlink("", dir_fd=found)
@@ -146,13 +147,6 @@ def descend(path: str, mode: int | None) -> int:
         return os.open(".", FOLDER_FLAGS, dir_fd=at)
     finally:
         os.close(at)
-
-
-def _make_missing(name: str, at: int, mode: int) -> None:
-    try:
-        os.stat(name, dir_fd=at, follow_symlinks=False)
-    except FileNotFoundError:
-        _make(name, at, mode)
 
 
 def _make(name: str, at: int, mode: int) -> None:
@@ -296,17 +290,15 @@ class Folder:
         """Return the status of an entry, never of a link's target. Raises FileNotFoundError."""
         return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
 
-    def has(self, name: str) -> bool:
-        """Return True if a regular file of that name exists."""
+    def has(self, name: str, is_kind: Callable[[int], bool] = stat.S_ISREG) -> bool:
+        """Return True if an entry of that name exists, a regular file by default."""
         with contextlib.suppress(FileNotFoundError):
-            return stat.S_ISREG(self.stat(name).st_mode)
+            return is_kind(self.stat(name).st_mode)
         return False
 
     def is_folder(self, name: str) -> bool:
         """Return True if a subfolder of that name exists."""
-        with contextlib.suppress(FileNotFoundError):
-            return stat.S_ISDIR(self.stat(name).st_mode)
-        return False
+        return self.has(name, stat.S_ISDIR)
 
     def names(self) -> list[str]:
         """Return the names of all entries."""
@@ -326,23 +318,15 @@ class Folder:
 
     def read(self, name: str, most: int = 2**16) -> bytes:
         """Return the content of a small file."""
-        fd = self.open(name)
-        try:
-            return os.read(fd, most)
-        finally:
-            os.close(fd)
+        with open(self.open(name), "rb", buffering=0) as file:
+            return file.read(most)
 
     def write_whole(self, name: str, data: bytes | memoryview) -> None:
         """Write a file atomically: readers see the old content or the new."""
         temp = f"{name}.{os.getpid()}-{threading.get_ident()}"
         self.remove(temp)
-        fd = self.create(temp)
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
-        finally:
-            os.close(fd)
+        with open(self.create(temp), "wb") as file:
+            file.write(data)
         os.replace(temp, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
 
     def rename(self, name: str, to: Folder, new: str) -> None:

@@ -7,8 +7,8 @@ import errno
 import os
 import sqlite3
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.cache.base import ByteLocks, StrangeFileError, read_error
 from penstock.cache.disk.cache_folder import CacheFolder, read_fault
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-
-_OF_ROW = ("key", "uri", "size_bytes", "disk_bytes", "state", "pinned", "used_s")
-"""Fields of a BlobRecord that the catalogue's row has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,13 +191,7 @@ def _summary(layout: FolderLayout, catalogue: Catalogue, space: Space) -> CacheS
         strays=len(strays),
         leftover_bytes=sum(dead_fills) + sum(strays),
         jobs=tuple(
-            JobRecord(
-                pid=job.pid,
-                label=labels.get(job.group, ""),
-                wanted_bytes=job.wanted_bytes,
-                share_bytes=job.share_bytes,
-            )
-            for job in live
+            JobRecord(label=labels.get(job.group, ""), **_common(JobRecord, job)) for job in live
         ),
         labels=dict(by_label),
     )
@@ -318,10 +309,15 @@ def _records(layout: FolderLayout, catalogue: Catalogue) -> list[BlobRecord]:
             BlobRecord(
                 label=labels.get(row.group, ""),
                 in_use=_in_use(layout, row, probe),
-                **{name: getattr(row, name) for name in _OF_ROW},
+                **_common(BlobRecord, row),
             )
             for row in catalogue.blobs()
         ]
+
+
+def _common(kind: type[Any], row: object) -> dict[str, Any]:
+    """Return the fields of a record that a row of the catalogue has, too."""
+    return {one.name: getattr(row, one.name) for one in fields(kind) if hasattr(row, one.name)}
 
 
 def _in_use(layout: FolderLayout, row: BlobRow, probe: ByteLocks) -> bool:

@@ -374,7 +374,7 @@ class CacheFolder(ReadableFolder):
             space.empty_trash()
             catalogue.rescued.clear()
             catalogue.recount()
-        space.measure_others()
+        space.others_bytes = at.others_bytes()
         return corrected
 
     def _correct_row(self, row: BlobRow, sizes: dict[str, int]) -> int:

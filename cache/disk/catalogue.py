@@ -240,17 +240,17 @@ _MOST_JOB = 2**60
 class JobRow:
     """The catalogue's row of one loader that uses the cache.
 
-    reads: a hash of the blobs that it reads in an epoch. wanted_bytes: the bytes of these blobs.
-    share_bytes: the bytes that may be pinned for it. below: the threshold below which keys are
-    pinned.
+    id: 0 before it joins. reads: a hash of the blobs that it reads in an epoch. wanted_bytes: the
+    bytes of these blobs. share_bytes: the bytes that may be pinned for it. below: the threshold
+    below which keys are pinned.
     """
 
-    id: int
+    id: int = 0
     group: str
     reads: str
     wanted_bytes: int
-    share_bytes: int
-    below: str
+    share_bytes: int = 0
+    below: str = ""
     pid: int
 
 
@@ -449,12 +449,8 @@ class Catalogue:
                             self.rescued[str(row[0])] = row
 
     def _connection(self) -> sqlite3.Connection:
-        db = sqlite3.connect(
-            _path(self._folder),
-            timeout=_LOCK_TIMEOUT_S,
-            isolation_level=None,
-            check_same_thread=False,
-        )
+        path, timeout_s = _path(self._folder), _LOCK_TIMEOUT_S
+        db = sqlite3.connect(path, timeout_s, isolation_level=None, check_same_thread=False)
         db.text_factory = lambda data: data.decode("utf-8", "replace")
         return db
 
@@ -483,14 +479,12 @@ class Catalogue:
         (version,) = db.execute("PRAGMA user_version").fetchone()
         for found in (os.stat(path), self._folder.stat(_NAME)):
             if found.st_ino != before.st_ino:
-                raise StrangeFileError(
-                    errno.EPERM, f"the folder was replaced (inode {found.st_ino})", path
-                )
+                reason = f"the folder was replaced (inode {found.st_ino})"
+                raise StrangeFileError(errno.EPERM, reason, path)
         tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
         if tables and not tables & {"blobs", "facts"}:
-            raise ForeignCatalogueError(
-                f"another program's database, with {', '.join(sorted(tables))}"
-            )
+            names = ", ".join(sorted(tables))
+            raise ForeignCatalogueError(f"another program's database, with {names}")
         if tables and version != _VERSION:
             raise sqlite3.DatabaseError(f"it has schema version {version}, wanted {_VERSION}")
         for pragma in _PRAGMAS:
@@ -551,8 +545,7 @@ class Catalogue:
 
     def labels(self) -> dict[str, str]:
         """Return the label of each group."""
-        found = self.rows("SELECT grp, label FROM labels")
-        return {str(group): str(label) for group, label in found}
+        return {str(grp): str(label) for grp, label in self.rows("SELECT grp, label FROM labels")}
 
     # -- the last answers of stores about names, used while a store can't be reached
 
@@ -599,15 +592,10 @@ class Catalogue:
             self.set_number("used", total)
         return total
 
-    def kept_bytes(self, group: str) -> int:
-        """Return the bytes of the manifests and sidecars of a group."""
-        return self._total(
-            "SELECT COALESCE(SUM(disk), 0) FROM blobs WHERE grp = ? AND kept = 1", group
-        )
-
-    def group_bytes(self, group: str) -> int:
-        """Return the bytes of all blobs of a group."""
-        return self._total("SELECT COALESCE(SUM(disk), 0) FROM blobs WHERE grp = ?", group)
+    def group_bytes(self, group: str, *, kept: bool = False) -> int:
+        """Return the bytes of a group's blobs. kept: of its manifests and sidecars alone."""
+        condition = "grp = ? AND kept = 1" if kept else "grp = ?"
+        return self._total(f"SELECT COALESCE(SUM(disk), 0) FROM blobs WHERE {condition}", group)
 
     def _total(self, query: str, *values: str) -> int:
         found = self.row(query, values)
@@ -717,8 +705,8 @@ class Catalogue:
 
     def jobs(self) -> list[JobRow]:
         """Return all jobs."""
-        found = self.rows("SELECT id, grp, reads, wanted, share, below, pid FROM members")
-        return [_job(one) for one in found]
+        query = "SELECT id, grp, reads, wanted, share, below, pid FROM members"
+        return [_job(row) for row in self.rows(query)]
 
     def add_job(self, job: JobRow) -> None:
         """Insert a job, or replace its row."""

@@ -209,15 +209,14 @@ class DiskCache:
         """Return the path NAME/KEY in the cache for other modules' files (indexes), and create
         NAME. In a read-only cache NAME must exist; None if it doesn't."""
 
-        def make(folder: CacheFolder) -> str:
-            return folder.layout.top.folder(name, make=True).beneath(key)
-
         def find(folder: ReadableFolder) -> str | None:
             top = folder.layout.top
             return top.folder(name).beneath(key) if top.is_folder(name) else None
 
-        found: str | None = self.use(make) or self.look(find)
-        return found
+        made: str | None = self.use(
+            lambda folder: folder.layout.top.folder(name, make=True).beneath(key)
+        )
+        return made or self.look(find)
 
     def close(self) -> None:
         """Close the folder; open blobs stay readable. Safe to call twice."""

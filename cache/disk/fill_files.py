@@ -9,6 +9,7 @@ the machine restarts; fills from before a reboot are dropped.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import sys
@@ -62,11 +63,8 @@ class Fill:
         sizes = {map_name(key): HEADER_BYTES + pieces.count, part_name(key): pieces.size_bytes}
         try:
             for name, size_bytes in sizes.items():
-                fd = folder.create(name)
-                try:
-                    os.posix_fallocate(fd, 0, size_bytes)
-                finally:
-                    os.close(fd)
+                with open(folder.create(name), "wb", buffering=0) as file:
+                    os.posix_fallocate(file.fileno(), 0, size_bytes)
             return cls(folder, key, pieces)
         except BaseException:
             discard_fill(folder, key)
@@ -112,17 +110,16 @@ class Fill:
         now = self.version
         if now is None:
             # Two processes may set it at once, so it is read again under the lock.
-            locks = ByteLocks.on_open_file(self.fd)
-            try:
-                with locks.holding(_VERSION_LOCK, timeout_s=10, what=self.part):
-                    now = self.version
-                    if now is None:
-                        self._memory[_TEXT : _TEXT + len(text)] = text
-                        self._memory[2:_TEXT] = crc32c(text).to_bytes(4, "little")
-                        self._memory[:2] = len(text).to_bytes(2, "little")
-                        return True
-            finally:
-                locks.close()
+            with (
+                contextlib.closing(self.claims()) as locks,
+                locks.holding(_VERSION_LOCK, timeout_s=10, what=self.part),
+            ):
+                now = self.version
+                if now is None:
+                    self._memory[_TEXT : _TEXT + len(text)] = text
+                    self._memory[2:_TEXT] = crc32c(text).to_bytes(4, "little")
+                    self._memory[:2] = len(text).to_bytes(2, "little")
+                    return True
         return now == text.decode("utf-8", "replace")
 
     def write(self, span: PieceSpan, data: memoryview) -> None:
@@ -134,10 +131,7 @@ class Fill:
         """Write bytes that have this CRC-32C, without marking their pieces as present. Raises
         OSError."""
         self._put(at, data)
-        end = at + len(data)
-        if at % BLOCK_BYTES == 0 and (
-            len(data) == BLOCK_BYTES or (len(data) < BLOCK_BYTES and end == self.pieces.size_bytes)
-        ):
+        if at % BLOCK_BYTES == 0 and len(data) == min(BLOCK_BYTES, self.pieces.size_bytes - at):
             self._crcs[at // BLOCK_BYTES] = crc
 
     def _put(self, at: int, data: memoryview) -> None:

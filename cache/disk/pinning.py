@@ -65,11 +65,6 @@ class ReadSet:
         count = int(np.searchsorted(np.asarray(self._keys), threshold)) if self._keys else 0
         return int(self._ends[count - 1]) if count else 0
 
-    def margin_bytes(self, fills: int) -> int:
-        """Return the bytes that `fills` concurrent fills may use beyond their blobs' sizes."""
-        size_bytes = self.largest_bytes
-        return fills * max(0, fill_disk_bytes(size_bytes) - size_bytes)
-
 
 def fair_shares(jobs: Sequence[JobRow], budget_bytes: int) -> dict[str, int]:
     """Divide bytes among the sets of blobs that live jobs read: max-min fair, by set name."""
@@ -112,15 +107,8 @@ class PinnedShare:
         self._use, self._label = use, label
         self._read_set = ReadSet(group, keys, sizes)
         self._lock: ByteLocks | None = None
-        self._job = JobRow(
-            id=0,
-            group=group,
-            reads=self._read_set.reads,
-            wanted_bytes=self._read_set.disk_bytes,
-            share_bytes=0,
-            below="",
-            pid=os.getpid(),
-        )
+        reads, wanted_bytes = self._read_set.reads, self._read_set.disk_bytes
+        self._job = JobRow(group=group, reads=reads, wanted_bytes=wanted_bytes, pid=os.getpid())
         use(self._join)
 
     @property
@@ -166,9 +154,11 @@ class PinnedShare:
             catalogue.set_label(own.group, self._label)
             catalogue.claim(own.group, self._read_set.has)
             jobs = catalogue.jobs()
-            kept = sum(map(catalogue.kept_bytes, {job.group for job in jobs}))
-            budget = folder.space.steady_budget_bytes
-            margin = int(budget * _MARGIN_SHARE) + self._read_set.margin_bytes(_FILLS_AT_ONCE)
+            groups = {job.group for job in jobs}
+            kept = sum(catalogue.group_bytes(group, kept=True) for group in groups)
+            budget, largest = folder.space.steady_budget_bytes, self._read_set.largest_bytes
+            margin = int(budget * _MARGIN_SHARE)
+            margin += _FILLS_AT_ONCE * max(0, fill_disk_bytes(largest) - largest)
             share = fair_shares(jobs, max(0, budget - kept - margin))
             below = self._read_set.threshold(share[own.reads])
             self._job = replace(own, share_bytes=share[own.reads], below=below)

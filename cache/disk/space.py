@@ -38,13 +38,14 @@ _MOST_NOTED = 256  # uses of blobs that aren't in the catalogue yet
 class Space:
     """The limit of a cache folder, and what is removed to stay below it.
 
-    max_bytes: the limit; 0 before `agree`.
+    max_bytes: the limit; 0 before `agree`. others_bytes: the bytes that other modules stored in the
+    folder when they were last measured.
     """
 
     def __init__(self, layout: FolderLayout, catalogue: Catalogue) -> None:
         self._layout, self._catalogue = layout, catalogue
         self._inodes = layout.locks("readers")  # only tried, and only in a transaction
-        self._others_bytes = layout.others_bytes()
+        self.others_bytes = layout.others_bytes()
         self._full_until_s = 0.0
         self._used_s: dict[str, float] = {}
         self.max_bytes = 0
@@ -102,15 +103,11 @@ class Space:
         own = max(_LEAST_OWN_BYTES, 1 << (self.own_bytes - 1).bit_length())
         return max(0, self.max_bytes - own)
 
-    def measure_others(self) -> None:
-        """Measure again how many bytes other modules store in the folder."""
-        self._others_bytes = self._layout.others_bytes()
-
     @property
     def own_bytes(self) -> int:
         """The bytes of the folder's own files, and of other modules' files in it."""
         blobs = sum(self._catalogue.counts().values())
-        own = self._catalogue.own_bytes() + self._others_bytes
+        own = self._catalogue.own_bytes() + self.others_bytes
         return own + SLACK_BYTES + blobs * _ENTRY_BYTES
 
     # -- the last uses by this process, many of which are written to the catalogue at once

@@ -91,10 +91,8 @@ class PeerSecret:
         try:
             # Opening a pipe must not wait for its writer.
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-            try:
-                found, text = os.fstat(fd), os.read(fd, MOST_SECRET_BYTES + 64)
-            finally:
-                os.close(fd)
+            with open(fd, "rb", buffering=0) as file:
+                found, text = os.fstat(fd), file.read(MOST_SECRET_BYTES + 64)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise ConfigError(f"peers: the token_file {place} can't be read ({reason}).") from None

@@ -290,15 +290,17 @@ class Folder:
         """Return the status of an entry, never of a link's target. Raises FileNotFoundError."""
         return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
 
-    def has(self, name: str, is_kind: Callable[[int], bool] = stat.S_ISREG) -> bool:
-        """Return True if an entry of that name exists, a regular file by default."""
+    def has(self, name: str) -> bool:
+        """Return True if a regular file of that name exists."""
         with contextlib.suppress(FileNotFoundError):
-            return is_kind(self.stat(name).st_mode)
+            return stat.S_ISREG(self.stat(name).st_mode)
         return False
 
     def is_folder(self, name: str) -> bool:
         """Return True if a subfolder of that name exists."""
-        return self.has(name, stat.S_ISDIR)
+        with contextlib.suppress(FileNotFoundError):
+            return stat.S_ISDIR(self.stat(name).st_mode)
+        return False
 
     def names(self) -> list[str]:
         """Return the names of all entries."""

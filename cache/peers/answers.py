@@ -174,9 +174,8 @@ class HeldFiles:
 
     def keys(self) -> list[str]:
         """Return the sorted keys of all whole blobs, at most MOST_HELD_KEYS. Raises OSError."""
-        return sorted(filter(protocol.is_key, self._layout.blobs.names()))[
-            : protocol.MOST_HELD_KEYS
-        ]
+        keys = sorted(filter(protocol.is_key, self._layout.blobs.names()))
+        return keys[: protocol.MOST_HELD_KEYS]
 
     def any_key(self) -> str | None:
         """Return the key of the largest among some whole blobs; None if there is none."""

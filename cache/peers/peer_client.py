@@ -28,11 +28,12 @@ from crc32c import crc32c
 
 from penstock.cache.base import Answer, ObjectRange, RequestError, Store, TrafficMeter
 from penstock.cache.disk import BLOCK_BYTES
-from penstock.cache.errors import PenstockError
+from penstock.cache.errors import PenstockError, warn
 from penstock.cache.peers import protocol
 from penstock.cache.peers.peer_diagnosis import Fault, ProbeSettings, fault_of, probe
 from penstock.cache.peers.trust import PeerSecret, Question, authorize, server_time
 from penstock.cache.stores import ConnectionPool, Hop, Proxies, Timeouts, WebClient, WebRequest
+from penstock.cache.threads import Outcome, Workers, ordered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -294,20 +295,97 @@ _SILENT_REMEDY = (
 _LOG_REMEDY = "Check its address, and read the log of the job on that node."
 
 
-class PeerStore:
-    """A store that requests ranges from the peers of a directory, and records the results there.
+_FIRST_S = 4.0
+"""Seconds for which the first ranges wait for the peers' lists."""
+_AGAIN_S, _SOON_S = 10.0, 2.0
+"""Seconds between requests for lists: fewer for short lists, which cost little."""
+_SHORT = 100_000  # blobs in all of them
+_MOST = 64
+"""The most peers that are asked for lists, one after another on each of a few threads."""
+_LIST_THREADS = 16
+_SHOWN = 5  # of those that don't answer
+_NO_ANSWER = (
+    f"no answer within {_FIRST_S:.0f} s. Check the address, that the job runs there, and that no "
+    "firewall blocks it: `penstock doctor --peer ADDRESS` tries each stage."
+)
 
-    It has what a `Fetcher` of `PeerRanges` uses of a store. meter: counts the received bytes. Safe
-    for several threads.
+
+class PeerStore:
+    """A store that requests ranges from the peers of a directory, and records the results there. It
+    fetches the lists of their blobs again when they may be out of date.
+
+    It has what a `Fetcher` of `PeerRanges` uses of a store. pool: the thread that updates the peers
+    and their lists. meter: counts the received bytes. look: returns the current peers, None if
+    unchanged; called before lists are fetched again. Safe for several threads.
     """
 
     url = "peers"
 
     def __init__(
-        self, directory: PeerDirectory, client: PeerClient, *, meter: TrafficMeter
+        self,
+        directory: PeerDirectory,
+        client: PeerClient,
+        pool: Workers,
+        *,
+        meter: TrafficMeter,
+        look: Callable[[], Sequence[Peer] | None] | None = None,
     ) -> None:
-        self._directory, self._client, self._meter = directory, client, meter
-        self._is_closed = False
+        self._directory, self._client, self._pool = directory, client, pool
+        self._meter, self._look = meter, look
+        self._first: Outcome[None] | None = None
+        self._wait_until_s = self._due_s = 0.0
+        self._has_missed = self._has_warned = self._is_closed = False
+
+    # -- lists
+
+    def missed(self) -> None:
+        """Record a range that only the remote had: the lists may be out of date."""
+        self._has_missed = True
+
+    def refresh(self) -> None:
+        """Fetch the lists if they are due; the first time wait for them, for at most _FIRST_S."""
+        now_s = time.monotonic()
+        if self._first is None:
+            self._due_s, self._wait_until_s = now_s + _SOON_S, now_s + _FIRST_S
+            self._first = self._pool.submit(self._fetch, None)
+        elif self._has_missed and now_s >= self._due_s:
+            self._due_s, self._has_missed = now_s + self._again_s, False
+            self._pool.submit(self._fetch, self._look)
+        if not self._first.done():
+            self._first.wait(self._wait_until_s - now_s)
+        if not self._has_warned:
+            self._has_warned = True
+            self._warn_of_silence()
+
+    @property
+    def _again_s(self) -> float:
+        share = min(1.0, self._directory.listed_blobs / _SHORT)
+        return _SOON_S + share * (_AGAIN_S - _SOON_S)
+
+    def _warn_of_silence(self) -> None:
+        directory = self._directory
+        reasons: dict[str, list[Peer]] = {}
+        for peer in directory.peers[:_MOST]:
+            if (record := directory.record(peer)).marks is None:
+                reasons.setdefault(record.fault or _NO_ANSWER, []).append(peer)
+        for reason, peers in reasons.items():
+            shown = ", ".join(f"node {peer.node} ({peer.address})" for peer in peers[:_SHOWN])
+            more = f" and {len(peers) - _SHOWN} more" if len(peers) > _SHOWN else ""
+            held = "they hold" if len(peers) > 1 else "it holds"
+            warn(
+                f"peers: {shown}{more}: {reason} Until then, the data that {held} is fetched from "
+                "the remote."
+            )
+
+    def _fetch(self, look: Callable[[], Sequence[Peer] | None] | None) -> None:
+        """Fetch the lists that are due, after updating the peers by look()."""
+        if look is not None and (peers := look()) is not None:
+            self._directory.set_peers(peers)
+        due = self._directory.due_for_list(time.monotonic(), older_s=self._again_s / 2, most=_MOST)
+        for _ in ordered(
+            self.fetch_list, due, workers=_LIST_THREADS, ahead=_MOST, name="peer-lists"
+        ):
+            pass
 
     def fetch_list(self, peer: Peer) -> None:
         """Fetch the list of a peer's blobs, and store it in the directory."""
@@ -320,6 +398,8 @@ class PeerStore:
                 self._explain(peer, error, waited_s=time.monotonic() - began_s)
         else:
             self._directory.set_list(peer, marks, time.monotonic())
+
+    # -- ranges
 
     def ranges(
         self, wanted: PeerRanges, delivering: Callable[[], AbstractContextManager[None]]

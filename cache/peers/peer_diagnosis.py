@@ -253,9 +253,9 @@ def _measure(connection: _ProbeConnection, facts: PeerFacts) -> PeerFacts:
 
 
 PROTOCOL_NAMES = {"tls": "TLS", "plain": "plain HTTP"}
-_NO_ROUTE = frozenset(
-    {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EACCES}
-)
+_NO_ROUTE = frozenset((
+    errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EACCES
+))  # fmt: skip
 
 
 class Fault(NamedTuple):
@@ -283,38 +283,34 @@ def fault_of(facts: PeerFacts) -> Fault | None:
 
 def _connection_fault(facts: PeerFacts, error: OSError) -> Fault:
     host, _, port = facts.address.rpartition(":")
+    reason = error.strerror or error
     if isinstance(error, ConnectionRefusedError):
-        return Fault(
-            "peer",
-            "the machine answers, but nothing listens at this port",
+        found = "the machine answers, but nothing listens at this port"
+        remedy = (
             "A node serves its cache while a job or a warm-up runs there, at the address in "
             "Peers(…) or --peers, or at another port that its log names if that one was taken. To "
             "test the connection before a job, run `penstock doctor --serve-peer "
             f"{facts.address} --peer-token-file FILE` on that node, then this command again. If a "
-            "server runs there now, a firewall rejects the connection.",
+            "server runs there now, a firewall rejects the connection."
         )
-    if isinstance(error, socket.gaierror):
-        return Fault(
-            "peer",
-            f"the name {host} can't be resolved ({error.strerror})",
-            "Pass the IP address, or add the name to DNS or to /etc/hosts on each node.",
-        )
-    if error.errno in _NO_ROUTE:
-        return Fault(
-            "peer",
-            f"no route to that machine ({error.strerror})",
+    elif isinstance(error, socket.gaierror):
+        found = f"the name {host} can't be resolved ({reason})"
+        remedy = "Pass the IP address, or add the name to DNS or to /etc/hosts on each node."
+    elif error.errno in _NO_ROUTE:
+        found = f"no route to that machine ({reason})"
+        remedy = (
             "Check that the machine is up and that both machines share a network. Some firewalls "
-            f"answer in this way, too: open TCP port {port} between the nodes.",
+            f"answer in this way, too: open TCP port {port} between the nodes."
         )
-    return Fault(
-        "peer",
-        "no answer"
-        if isinstance(error, TimeoutError)
-        else f"no connection ({error.strerror or error})",
-        f"Most often a firewall drops packets: open TCP port {port} between the nodes (security "
-        "group, network policy, nftables). Otherwise the machine is down, or the address belongs "
-        "to a network that this machine can't reach: the nodes of a job need a common network.",
-    )
+    else:
+        found = "no answer" if isinstance(error, TimeoutError) else f"no connection ({reason})"
+        remedy = (
+            f"Most often a firewall drops packets: open TCP port {port} between the nodes "
+            "(security group, network policy, nftables). Otherwise the machine is down, or the "
+            "address belongs to a network that this machine can't reach: the nodes of a job need "
+            "a common network."
+        )
+    return Fault("peer", found, remedy)
 
 
 _FAULTS = {

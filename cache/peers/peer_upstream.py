@@ -15,104 +15,15 @@ from typing import TYPE_CHECKING, cast
 
 from penstock.cache.base import Answer, Deliver, FetchPolicy, Store
 from penstock.cache.blobs import BlobRange, Upstream
-from penstock.cache.errors import ClosedError, FetchError, log, warn
+from penstock.cache.errors import ClosedError, FetchError, log
 from penstock.cache.fetch import Fetcher
 from penstock.cache.peers.peer_client import PeerClient, PeerStore, peer_ranges
 from penstock.cache.peers.peer_directory import Peer, PeerDirectory, PlannedReaders
-from penstock.cache.threads import Outcome, Workers, ordered
+from penstock.cache.threads import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
-
-
-_FIRST_S = 4.0
-"""Seconds for which the first ranges wait for the peers' lists."""
-_AGAIN_S, _SOON_S = 10.0, 2.0
-"""Seconds between requests for lists: fewer for short lists, which cost little."""
-_SHORT = 100_000  # blobs in all of them
-_MOST = 64
-"""The most peers that are asked for lists, one after another on each of a few threads."""
-_LIST_THREADS = 16
-_SHOWN = 5  # of those that don't answer
-_NO_ANSWER = (
-    f"no answer within {_FIRST_S:.0f} s. Check the address, that the job runs there, and that no "
-    "firewall blocks it: `penstock doctor --peer ADDRESS` tries each stage."
-)
-
-
-class PeerLists:
-    """The lists of the peers' blobs, which are fetched again when they may be out of date.
-
-    pool: the thread that updates the peers and their lists. Safe for several threads.
-    """
-
-    def __init__(
-        self,
-        directory: PeerDirectory,
-        store: PeerStore,
-        pool: Workers,
-        *,
-        look: Callable[[], Sequence[Peer] | None] | None = None,
-    ) -> None:
-        """look: returns the current peers, None if unchanged; called before lists are fetched
-        again."""
-        self._look = look
-        self._directory, self._store, self._pool = directory, store, pool
-        self._first: Outcome[None] | None = None
-        self._wait_until_s = 0.0
-        self._due_s = 0.0
-        self._has_missed = self._has_warned = False
-
-    def missed(self) -> None:
-        """Record a range that only the remote had: the lists may be out of date."""
-        self._has_missed = True
-
-    def refresh(self) -> None:
-        """Fetch the lists if they are due; the first time wait for them, for at most _FIRST_S."""
-        now_s = time.monotonic()
-        if self._first is None:
-            self._due_s, self._wait_until_s = now_s + _SOON_S, now_s + _FIRST_S
-            self._first = self._pool.submit(self._fetch, None)
-        elif self._has_missed and now_s >= self._due_s:
-            self._due_s, self._has_missed = now_s + self._again_s, False
-            self._pool.submit(self._fetch, self._look)
-        if not self._first.done():
-            self._first.wait(self._wait_until_s - now_s)
-        if not self._has_warned:
-            self._has_warned = True
-            self._warn_of_silence()
-
-    @property
-    def _again_s(self) -> float:
-        share = min(1.0, self._directory.listed_blobs / _SHORT)
-        return _SOON_S + share * (_AGAIN_S - _SOON_S)
-
-    def _warn_of_silence(self) -> None:
-        directory = self._directory
-        reasons: dict[str, list[Peer]] = {}
-        for peer in directory.peers[:_MOST]:
-            if (record := directory.record(peer)).marks is None:
-                reasons.setdefault(record.fault or _NO_ANSWER, []).append(peer)
-        for reason, peers in reasons.items():
-            shown = ", ".join(f"node {peer.node} ({peer.address})" for peer in peers[:_SHOWN])
-            more = f" and {len(peers) - _SHOWN} more" if len(peers) > _SHOWN else ""
-            held = "they hold" if len(peers) > 1 else "it holds"
-            warn(
-                f"peers: {shown}{more}: {reason} Until then, the data that {held} is fetched from "
-                "the remote."
-            )
-
-    def _fetch(self, look: Callable[[], Sequence[Peer] | None] | None) -> None:
-        """Fetch the lists that are due, after updating the peers by look()."""
-        if look is not None and (peers := look()) is not None:
-            self._directory.set_peers(peers)
-        due = self._directory.due_for_list(time.monotonic(), older_s=self._again_s / 2, most=_MOST)
-        for _ in ordered(
-            self._store.fetch_list, due, workers=_LIST_THREADS, ahead=_MOST, name="peer-lists"
-        ):
-            pass
-
 
 _POLICY = FetchPolicy(
     retry_timeout_s=60.0,
@@ -144,9 +55,9 @@ class PeerUpstream(Upstream):
         super().__init__(fetcher)
         self.timeout_s += _POLICY.retry_timeout_s
         self.directory = PeerDirectory()
-        self._peers: Fetcher | None = None
         self._pool = Workers(1, name="peers")
-        self._lists: PeerLists | None = None
+        self._peers: Fetcher | None = None
+        self._lists: PeerStore | None = None
         self._left_since_s: dict[str, float] = {}
 
     def use_peers(
@@ -162,10 +73,9 @@ class PeerUpstream(Upstream):
         self.directory.set_peers(peers, planned=planned)
         if self._peers is not None:
             self._peers.close()
-        store = PeerStore(self.directory, client, meter=self._fetcher.meter)
+        self._lists = PeerStore(self.directory, client, self._pool, meter=self.meter, look=look)
         # The fetcher uses nothing else of a store for `PeerRanges`.
-        self._peers = Fetcher(cast("Store", store), policy=_POLICY)
-        self._lists = PeerLists(self.directory, store, self._pool, look=look)
+        self._peers = Fetcher(cast("Store", self._lists), policy=_POLICY)
 
     def renew(self) -> None:
         """Wait again for nodes that fetch blobs for all, because a new epoch may have others, and
@@ -214,7 +124,7 @@ class PeerUpstream(Upstream):
         ranges: Sequence[BlobRange],
         numbers: list[int],
         deliver: Deliver,
-        lists: PeerLists,
+        lists: PeerStore,
         *,
         urgent: bool,
     ) -> None:

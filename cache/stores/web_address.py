@@ -20,7 +20,6 @@ from penstock.cache.base import RequestError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-MOST_REDIRECTS = 10
 _PORTS = {"http": 80, "https": 443}
 _UNSAFE = re.compile(r"[\x00-\x20\x7f]")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
@@ -55,6 +54,13 @@ class Hop(NamedTuple):
     url: str
     is_origin: bool = True
     from_public: bool = False
+
+    def redirected(self, location: str, *, is_public: bool) -> Hop:
+        """Return the request to which an answer with this Location redirects. is_public: the
+        answer's server is public. Raises RequestError."""
+        url = redirect_target(self.url, location)
+        is_origin = self.is_origin and origin_of(url) == origin_of(self.url)
+        return Hop(url, is_origin, self.from_public or is_public)
 
 
 def origin_of(url: str) -> WebOrigin:

@@ -27,15 +27,7 @@ import numpy as np
 from penstock.cache.base import FORKED, FetchPolicy, RequestError
 from penstock.cache.stores.request_failures import too_long
 from penstock.cache.stores.storage_options import StoreOptions, parse_seconds
-from penstock.cache.stores.web_address import (
-    MOST_REDIRECTS,
-    Hop,
-    Proxies,
-    origin_of,
-    redirect_target,
-    request_origin,
-    target_of,
-)
+from penstock.cache.stores.web_address import Hop, Proxies, request_origin, target_of
 from penstock.cache.stores.web_connection import Connection, ConnectionPool, StaleError, Timeouts
 
 if TYPE_CHECKING:
@@ -156,7 +148,7 @@ class _BodyStream(io.RawIOBase):
         return io.BufferedReader(self)
 
 
-_REDIRECTS = (301, 302, 303, 307, 308)
+_REDIRECTS, _MOST_REDIRECTS = (301, 302, 303, 307, 308), 10
 
 
 class WebRequest(NamedTuple):
@@ -184,7 +176,7 @@ class WebClient:
         """Send a request, follow redirects, and return the reply, which the caller closes. Raises
         RequestError."""
         deadline_s = time.monotonic() + self._pool.timeouts.whole_s
-        for _ in range(MOST_REDIRECTS + 1):
+        for _ in range(_MOST_REDIRECTS + 1):
             reply = self.ask_once(hop, request, deadline_s)
             location = reply.headers.get("location")
             if reply.status not in _REDIRECTS or location is None:
@@ -193,17 +185,12 @@ class WebClient:
                 if request.body:
                     raise RequestError("refused", "the server redirects an upload")
                 reply.error_body()  # so that the connection can be used again
-                url = redirect_target(hop.url, location)
+                hop = hop.redirected(location, is_public=reply.is_public)
             finally:
                 reply.close()
-            hop = Hop(
-                url,
-                is_origin=hop.is_origin and origin_of(url) == origin_of(hop.url),
-                from_public=hop.from_public or reply.is_public,
-            )
         raise RequestError(
             "refused",
-            f"the server redirects more than {MOST_REDIRECTS} times",
+            f"the server redirects more than {_MOST_REDIRECTS} times",
             remedy="Check the URL, and the login in storage_options: without one, some servers "
             "redirect endlessly. `curl -IL URL` shows the redirects.",
         )

@@ -27,6 +27,7 @@ from penstock.cache.peers import (
     prove_server,
 )
 from penstock.cache.peers import peer_diagnosis as probe_module
+from penstock.cache.threads import Workers
 from tests.cache.peers.serving import Served, put, serving
 from tests.servers.scripted import scripted
 
@@ -214,7 +215,7 @@ def test_the_asking_side_learns_at_once_what_is_wrong(
         client, peer = PeerClient(secret, tls=tls), Peer(0, served.server.address)
         directory = PeerDirectory()
         directory.set_peers([peer])
-        store = PeerStore(directory, client, meter=TrafficMeter())
+        store = PeerStore(directory, client, Workers(1, name="lists"), meter=TrafficMeter())
         store.fetch_list(peer)
         report = directory.record(peer).fault
         assert (directory.record(peer).marks is not None) is (said is None)
@@ -228,7 +229,7 @@ def test_another_programs_web_server_is_no_node(status: str) -> None:
         client, peer = PeerClient(OTHER), Peer(0, address)
         directory = PeerDirectory()
         directory.set_peers([peer])
-        store = PeerStore(directory, client, meter=TrafficMeter())
+        store = PeerStore(directory, client, Workers(1, name="lists"), meter=TrafficMeter())
         store.fetch_list(peer)
         assert directory.record(peer).marks is None
         assert "Another program has that port" in str(directory.record(peer).fault)

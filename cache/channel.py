@@ -35,6 +35,8 @@ from penstock.cache.errors import JobStoreError, StalledError, log
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    Look = Callable[[], None] | None
+
 T = TypeVar("T")
 
 STORE_TIMEOUT_S = 20.0
@@ -71,9 +73,7 @@ class JobStore:
     def __init__(self, store: Any, *, prefix: str = _PREFIX, kept: Any = None) -> None:
         """store: a store of torch. prefix: the prefix of every key. kept: an object to keep alive
         while this one is in use, such as the store that owns the server."""
-        self._store = store
-        self._prefix = prefix
-        self._kept = kept
+        self._store, self._prefix, self._kept = store, prefix, kept
 
     @classmethod
     def of_group(cls) -> JobStore | None:
@@ -147,9 +147,7 @@ class JobStore:
         """Add to a counter that all processes share; return its new value."""
         return int(self._ask(lambda store: store.add(self._key(key), count)))
 
-    def wait(
-        self, key: str, *, timeout_s: float, look: Callable[[], None] | None = None
-    ) -> str | None:
+    def wait(self, key: str, *, timeout_s: float, look: Look = None) -> str | None:
         """Wait until a key is set, and return its value; None when time runs out.
 
         It polls the store with growing pauses, which an interrupt ends. look: called every
@@ -247,14 +245,12 @@ class Barrier:
         """Return the number of processes that have arrived."""
         return self.store.add("came", 0)
 
-    def wait(self, *, timeout_s: float, look: Callable[[], None] | None = None) -> bool:
+    def wait(self, *, timeout_s: float, look: Look = None) -> bool:
         """Wait until all have arrived; return False when time runs out. look: as in
         `JobStore.wait`."""
         return self.store.wait("all", timeout_s=timeout_s, look=look) is not None
 
-    def wait_for_all(
-        self, *, timeout_s: float, waited_s: float = 0.0, look: Callable[[], None] | None = None
-    ) -> None:
+    def wait_for_all(self, *, timeout_s: float, waited_s: float = 0.0, look: Look = None) -> None:
         """Wait until all have arrived. waited_s: the part of the time limit that has passed.
 
         Raises StalledError, which names the absent processes, and what `look` raises.
@@ -267,7 +263,7 @@ class Barrier:
         choose: Callable[[list[str]], dict[str, Any]],
         *,
         timeout_s: float,
-        look: Callable[[], None] | None = None,
+        look: Look = None,
     ) -> dict[str, Any]:
         """Publish this process's text, and return what process 0 chooses from those of all.
 
@@ -288,9 +284,7 @@ class Barrier:
         """Publish a decision in process 0, of JSON types; the first one counts."""
         self.store.set_once("answer", json.dumps(decided))
 
-    def _wait(
-        self, key: str, *, timeout_s: float, waited_s: float = 0.0, look: Callable[[], None] | None
-    ) -> str:
+    def _wait(self, key: str, *, timeout_s: float, waited_s: float = 0.0, look: Look) -> str:
         """Wait for a key, and return its value. After a minute, log what is missing."""
         for until_s in sorted({min(_WARN_AFTER_S, timeout_s), timeout_s}):
             value = self.store.wait(key, timeout_s=max(0.0, until_s - waited_s), look=look)
@@ -300,13 +294,8 @@ class Barrier:
                 return value
             waited_s = max(until_s, waited_s)
             if until_s < timeout_s:
-                log.warning(
-                    "rank %d has waited %.0f s for %s; it waits at most %.0f s more",
-                    self.process,
-                    until_s,
-                    self._missing(),
-                    timeout_s - until_s,
-                )
+                text = f"rank {self.process} has waited {until_s:.0f} s for {self._missing()}"
+                log.warning("%s; it waits at most %.0f s more", text, timeout_s - until_s)
         raise StalledError(
             f"Rank {self.process} of {self.processes} waited {timeout_s:.0f} s for "
             f"{self._missing()}. {self.remedy}"

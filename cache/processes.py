@@ -24,16 +24,9 @@ from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any, Literal
 
+from penstock.cache import threads
 from penstock.cache.errors import ClosedError, NotPicklableError, StalledError, WorkerError
 from penstock.cache.forks import check_process, leave_to_parent, watch
-from penstock.cache.threads import (
-    LONGEST_WAIT_S,
-    NAME_PREFIX,
-    STALL_TIMEOUT_S,
-    Settled,
-    end_at_exit,
-    end_with_parent,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -92,7 +85,7 @@ class _Generation:
 
     workers: list[_Worker] = field(default_factory=list)
     idle: queue.SimpleQueue[_Worker | None] = field(default_factory=queue.SimpleQueue)
-    failure: Settled[Exception] = field(default_factory=Settled)
+    failure: threads.Settled[Exception] = field(default_factory=threads.Settled)
 
 
 class WorkerProcesses:
@@ -102,17 +95,15 @@ class WorkerProcesses:
     """
 
     def __init__(
-        self, count: int, answer: bytes, *, name: str, timeout_s: float = STALL_TIMEOUT_S
+        self, count: int, answer: bytes, *, name: str, timeout_s: float = threads.STALL_TIMEOUT_S
     ) -> None:
         """answer: the function from task to answer, pickled by `pickle_for_worker`. timeout_s: the
         time limit of one task."""
         self._count, self._answer, self._name = count, answer, name
-        self._timeout_s = timeout_s
+        self._timeout_s, self._pid, self._closed = timeout_s, os.getpid(), False
         self._starting = threading.Lock()
         self._generation: _Generation | None = None
-        self._closed = False
-        self._pid = os.getpid()
-        end_at_exit(self)
+        threads.end_at_exit(self)
         watch(self)
 
     @property
@@ -180,12 +171,8 @@ class WorkerProcesses:
     def _start(self, number: int) -> _Worker:
         context = multiprocessing.get_context("forkserver")
         pipe, theirs = context.Pipe()
-        started = context.Process(
-            target=_work,
-            args=(theirs, self._answer),
-            name=f"{NAME_PREFIX}{self._name}_{number}",
-            daemon=True,
-        )
+        name, args = f"{threads.NAME_PREFIX}{self._name}_{number}", (theirs, self._answer)
+        started = context.Process(target=_work, args=args, name=name, daemon=True)
         try:
             started.start()
         except BaseException:
@@ -203,7 +190,7 @@ class WorkerProcesses:
         while True:
             self._check(generation)
             try:
-                worker = generation.idle.get(is_wanted, LONGEST_WAIT_S)
+                worker = generation.idle.get(is_wanted, threads.LONGEST_WAIT_S)
             except queue.Empty:
                 if not is_wanted:
                     return None
@@ -221,7 +208,7 @@ class WorkerProcesses:
         while True:
             left_s = since + self._timeout_s - time.monotonic()
             watched = [end for worker in busy for end in (worker.pipe, worker.process.sentinel)]
-            ready = connection.wait(watched, timeout=max(0.0, min(left_s, LONGEST_WAIT_S)))
+            ready = connection.wait(watched, timeout=max(0.0, min(left_s, threads.LONGEST_WAIT_S)))
             if ready:
                 return [w for w in busy if w.pipe in ready or w.process.sentinel in ready]
             self._check(generation)
@@ -338,7 +325,7 @@ def _end(generation: _Generation, *, leave_s: float) -> None:
 def _work(pipe: connection.Connection[Any, Any], answer: bytes) -> None:
     """Run a worker process: send one answer per task, until an empty task or the parent's end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent handles Ctrl-C
-    end_with_parent()
+    threads.end_with_parent()
     try:
         function = pickle.loads(answer)
     except Exception as error:  # any error of an import; the parent raises it

@@ -74,15 +74,14 @@ def blob_key(*, scope: str, uri: str, version: str) -> str:
 
 
 class Blob(Protocol):
-    """An open blob, which is either cached (complete or being filled) or read without the cache."""
+    """An open blob, which is either cached (complete or being filled) or read without the cache.
 
-    @property
-    def source(self) -> BlobSource:
-        """The blob's identity and the location of its bytes."""
+    source: its identity and the location of its bytes. is_cached: True if its bytes are kept on the
+    local disk.
+    """
 
-    @property
-    def is_cached(self) -> bool:
-        """True if its bytes are kept on the local disk."""
+    source: BlobSource
+    is_cached: bool
 
     @property
     def is_whole(self) -> bool:

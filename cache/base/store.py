@@ -236,9 +236,9 @@ class ObjectRange:
     """
 
     path: str
-    start: int
+    start: int = 0
     end: int
-    version: str | None
+    version: str | None = None
 
     def read(self, store: Store, delivering: Callable[[], AbstractContextManager[None]]) -> Answer:
         """Request the range from a store once. delivering(): a context in which bytes may be passed

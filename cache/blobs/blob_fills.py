@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
+from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     Bytes = NDArray[np.uint8]
     Spans = Sequence[tuple[int, int]]
     Ints = NDArray[np.int64]
+    Progress = Callable[[int], None]
 
 # The share of a blob that may be fetched twice to join ranges across gaps.
 _WASTE_SHARE = 0.01
@@ -62,7 +63,7 @@ class DatasetCache:
     def __init__(self, cache: DiskCache | None, *, group: str, label: str) -> None:
         self.cache = cache
         self.group, self.label = group, label
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self.jobs: tuple[PinnedShare, ...] = ()
         self._closed = False
 
@@ -316,12 +317,7 @@ class PieceRequests:
         yield from self.split(fill, missing)
 
     def of(
-        self,
-        source: BlobSource,
-        fill: Fill,
-        pieces: PieceSpan,
-        *,
-        stop: threading.Event | None = None,
+        self, source: BlobSource, fill: Fill, pieces: PieceSpan, *, stop: Event | None = None
     ) -> Iterator[BlobRequest]:
         """Make the requests for pieces, one for each stretch of an object. stop: once it is set,
         answers raise StalledError."""
@@ -458,12 +454,7 @@ class BlobFills:
             blob.settle()
 
     def _round(
-        self,
-        demands: Sequence[Demand],
-        passing: Sequence[BlobRequest],
-        *,
-        force: bool,
-        began_s: float,
+        self, demands: Sequence[Demand], passing: Sequence[BlobRequest], force: bool, began_s: float
     ) -> tuple[bool, bool]:
         """Claim and fetch unclaimed pieces. Return (no piece is missing, this call fetched some).
         force: fetch pieces that other processes have claimed, too. began_s: the start of the wait.
@@ -499,11 +490,7 @@ class BlobFills:
     # -- in the background
 
     def fill(
-        self,
-        source: BlobSource,
-        *,
-        progress: Callable[[int], None] | None = None,
-        stop: threading.Event | None = None,
+        self, source: BlobSource, *, progress: Progress | None = None, stop: Event | None = None
     ) -> int:
         """Fetch a whole blob into the cache. Return the bytes that this call fetched (0 if the
         cache had it, or others fetched it), or -1 if the cache can't keep it or `stop` was set.
@@ -519,7 +506,7 @@ class BlobFills:
         fill = blob.fill
         if fill is None:
             return 0
-        stop = stop or threading.Event()
+        stop = stop or Event()
         try:
             fetched = self._fetch_all(blob, fill, progress, stop)
             blob.settle()
@@ -533,11 +520,7 @@ class BlobFills:
         return fetched
 
     def _fetch_all(
-        self,
-        blob: CachedBlob,
-        fill: Fill,
-        progress: Callable[[int], None] | None,
-        stop: threading.Event,
+        self, blob: CachedBlob, fill: Fill, progress: Progress | None, stop: Event
     ) -> int:
         """Fetch until no piece is missing; return the fetched bytes."""
         fetched = 0
@@ -563,7 +546,7 @@ class BlobFills:
         return fetched
 
     def _fetch_some(
-        self, blob: CachedBlob, fill: Fill, ranges: deque[PieceSpan], stop: threading.Event
+        self, blob: CachedBlob, fill: Fill, ranges: deque[PieceSpan], stop: Event
     ) -> bool:
         """Fetch some of a fill's ranges, and remove complete ones from the list. Return False if
         nothing was fetched, because others have claimed all or batches need the connections."""

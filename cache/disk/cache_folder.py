@@ -475,11 +475,8 @@ def read_fault(folder: Folder, row: BlobRow) -> tuple[int, str]:
 
 def _fill_row(source: BlobSource, group: str, pieces: int = 0) -> BlobRow:
     """Return the catalogue's row of a fill. pieces: see `fill_disk_bytes`."""
+    size_bytes = source.size_bytes
+    disk_bytes = fill_disk_bytes(size_bytes, pieces)
     return BlobRow(
-        key=source.key,
-        group=group,
-        uri=source.uri,
-        size_bytes=source.size_bytes,
-        disk_bytes=fill_disk_bytes(source.size_bytes, pieces),
-        state="fill",
+        key=source.key, group=group, uri=source.uri, size_bytes=size_bytes, disk_bytes=disk_bytes
     )

@@ -93,12 +93,9 @@ _LOCK_TIMEOUT_S = 60.0
 _NAME = "catalogue.db"
 _VERSION = 2  # of the schema
 _PRAGMAS = (
-    "cell_size_check = ON",
-    "journal_mode = WAL",
-    "synchronous = NORMAL",
-    "wal_autocheckpoint = 32",
+    "cell_size_check = ON", "journal_mode = WAL", "synchronous = NORMAL", "wal_autocheckpoint = 32",
     "journal_size_limit = 262144",
-)
+)  # fmt: skip
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS labels (grp TEXT PRIMARY KEY, label TEXT) WITHOUT ROWID;
@@ -164,11 +161,11 @@ class BlobRow:
     """
 
     key: str
-    group: str
-    uri: str
+    group: str = ""
+    uri: str = ""
     size_bytes: int
-    disk_bytes: int
-    state: State
+    disk_bytes: int = 0
+    state: State = "fill"
     kept: bool = False
     used_s: float = field(default_factory=time.time)
     crcs: bytes | None = None
@@ -621,15 +618,8 @@ class Catalogue:
         row = _row((*raw, 0)) if raw is not None and _is_right(raw) else None
         if row is None or row.size_bytes != found.st_size:
             # Samples have their own checksums; the next reboot drops the blob.
-            row = BlobRow(
-                key=key,
-                group="",
-                uri="",
-                size_bytes=found.st_size,
-                disk_bytes=disk_bytes,
-                state=state,
-                used_s=min(max(found.st_atime, found.st_mtime), time.time()),
-            )
+            used_s = min(max(found.st_atime, found.st_mtime), time.time())
+            row = BlobRow(key=key, size_bytes=found.st_size, used_s=used_s)
         self.add(replace(row, disk_bytes=disk_bytes, state=state))
 
     def claim(self, group: str, has: Callable[[str], bool]) -> None:

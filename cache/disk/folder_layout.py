@@ -38,11 +38,8 @@ BLOCK = 4096
 _FOLDERS = ("blobs", "fills", "trash", "unverified")
 CATALOGUE_FILES = ("catalogue.db", "catalogue.db-wal", "catalogue.db-shm", "catalogue.db-journal")
 _FILES = (
-    "format.json",
-    "boot",
-    "limit",
-    *(f"{n}.lock" for n in ("catalogue", "jobs", "keys", "readers")),
-)
+    "format.json", "boot", "limit", "catalogue.lock", "jobs.lock", "keys.lock", "readers.lock"
+)  # fmt: skip
 _BLOB = re.compile(r"[0-9a-f]+")
 _NAMES = {
     "blobs": _BLOB,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.cache.base import FORKED, Answer, FetchPolicy, RequestError, TrafficMeter
 from penstock.cache.errors import ClosedError, FetchError, StalledError
-from penstock.cache.fetch.scheduler import HEDGE_THREADS, Attempt, Call, Scheduler, StoreRequest
+from penstock.cache.fetch.scheduler import HEDGE_THREADS, Attempt, Call, Scheduler
 from penstock.cache.threads import LONGEST_WAIT_S, STALL_TIMEOUT_S, Workers, end_at_exit
 
 if TYPE_CHECKING:
@@ -202,11 +202,8 @@ class Fetcher:
         limit_s: float | None = None,
     ) -> T:
         answers: list[T] = []
-        request = StoreRequest(
-            number=0, uri=self.uri(path), run=run, size_bytes=size_bytes, may_hedge=may_hedge
-        )
         with self._calling(lambda _, answer: answers.append(answer), limit_s=limit_s) as call:
-            call.add(request)
+            call.add(self.uri(path), run, size_bytes=size_bytes, may_hedge=may_hedge)
             self._coordinate(call)
         return answers[0]
 
@@ -230,18 +227,11 @@ class Fetcher:
             limit_s=min(limit_s or math.inf, self.policy.retry_timeout_s),
         )
         delivering = partial(self._delivering, call)
-        for number, wanted in enumerate(ranges):
-            call.add(
-                StoreRequest(
-                    number=number,
-                    uri=self.uri(wanted.path),
-                    run=partial(wanted.read, self.store, delivering),
-                    size_bytes=wanted.end - wanted.start,
-                    # A late range of a fill delays no batch, and is too many bytes to request
-                    # twice.
-                    may_hedge=urgent,
-                )
-            )
+        for wanted in ranges:
+            run = partial(wanted.read, self.store, delivering)
+            size_bytes = wanted.end - wanted.start
+            # A late range of a fill delays no batch, and is too many bytes to request twice.
+            call.add(self.uri(wanted.path), run, size_bytes=size_bytes, may_hedge=urgent)
         try:
             yield call
         finally:

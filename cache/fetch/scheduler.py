@@ -159,7 +159,7 @@ class ConnectionBudget:
             self._trial, self._hold, self._halved_s = None, self.HOLD, now_s
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, eq=False)
 class StoreRequest:
     """A request to a store, for which several attempts may be made.
 
@@ -212,9 +212,10 @@ class Call:
     error: BaseException | None = None
     last_failure: RequestError | None = None
 
-    def add(self, request: StoreRequest) -> None:
-        """Add a request, before the call begins."""
-        self.unsent.append(request)
+    def add(self, uri: str, run: Callable[[], Any], *, size_bytes: int, may_hedge: bool) -> None:
+        """Add a request, before the call begins; see StoreRequest."""
+        number = self.undelivered
+        self.unsent.append(StoreRequest(number, uri, run, size_bytes, may_hedge))
         self.undelivered += 1
 
     def begun(self) -> Iterator[StoreRequest]:

@@ -87,12 +87,9 @@ def read_head(data: bytes | bytearray) -> PeerRequest | None:
             return None
         headers[name] = found[2].rstrip(" ")
     question = Question(line[1], line[2], headers.get("range", ""))
-    return PeerRequest(
-        question,
-        headers.get("authorization", ""),
-        protocol.ranges_of(question.range),
-        headers.get("connection", "keep-alive").lower() == "keep-alive",
-    )
+    keeps = headers.get("connection", "keep-alive").lower() == "keep-alive"
+    spans = protocol.ranges_of(question.range)
+    return PeerRequest(question, headers.get("authorization", ""), spans, keeps)
 
 
 _MOST_LISTED = 64

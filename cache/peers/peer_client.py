@@ -19,7 +19,7 @@ import contextlib
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -36,7 +36,7 @@ from penstock.cache.stores import ConnectionPool, Hop, Proxies, Timeouts, WebCli
 from penstock.cache.threads import Outcome, Workers, ordered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
@@ -73,6 +73,7 @@ class PeerLimits:
 Keep = Callable[[int, memoryview, int], object]
 """A function that stores a stretch of a blob: its start, its bytes, valid only during the call, and
 their checked CRC-32C."""
+Keeps = Sequence[Keep | None]
 
 
 class _StretchBuffer(threading.local):
@@ -102,10 +103,9 @@ class PeerClient:
         self._secret, self._tls = secret, tls
         self._limits = limits = limits or PeerLimits()
         self._scheme = "http" if tls is None else "https"
+        connect_s, read_s, whole_s = limits.connect_s, limits.silent_s, limits.whole_s(0)
         pool = ConnectionPool(
-            timeouts=Timeouts(
-                connect_s=limits.connect_s, read_s=limits.silent_s, whole_s=limits.whole_s(0)
-            ),
+            timeouts=Timeouts(connect_s=connect_s, read_s=read_s, whole_s=whole_s),
             tls=tls or ssl.create_default_context,  # without it none is needed
             proxies=Proxies(),  # nodes of a job reach each other directly
         )
@@ -113,13 +113,7 @@ class PeerClient:
         self._ahead_s: dict[str, float] = {}  # of peers' clocks that differ from this node's
 
     def blob(
-        self,
-        peer: Peer,
-        key: str,
-        spans: Sequence[Span],
-        size_bytes: int,
-        *,
-        keeps: Sequence[Keep | None] | None = None,
+        self, peer: Peer, key: str, spans: Sequence[Span], size_bytes: int, *, keeps: Keeps = ()
     ) -> list[memoryview] | None:
         """Fetch spans [start, end) of a blob in one request; return the bytes of each, or None if
         the peer doesn't have the blob.
@@ -185,16 +179,13 @@ class PeerClient:
         """Return an answer, which may be a redirect, and the token of its request."""
         now_s = time.time() + self._ahead_s.get(peer.address, 0.0)
         token = authorize(self._secret, question, now_s=now_s)
-        reply = self._web.ask_once(
-            Hop(f"{self._scheme}://{peer.address}{question.path}"),
-            WebRequest(question.headers(token)),
-            time.monotonic() + self._limits.whole_s(size_bytes),
-        )
-        return reply, token
+        hop = Hop(f"{self._scheme}://{peer.address}{question.path}")
+        deadline_s = time.monotonic() + self._limits.whole_s(size_bytes)
+        return self._web.ask_once(hop, WebRequest(question.headers(token)), deadline_s), token
 
 
 def _read_spans(
-    reply: Reply, spans: Sequence[Span], keeps: Sequence[Keep | None], crcs: Iterator[int]
+    reply: Reply, spans: Sequence[Span], keeps: Keeps, crcs: Iterator[int]
 ) -> list[memoryview]:
     """Read the spans of an answer in order, check their stretches, and store those that are kept;
     return the bytes of the others, and no bytes of these."""
@@ -253,19 +244,15 @@ def peer_ranges(
         wanted = ranges[number]
         is_small = wanted.end - wanted.start < _SMALL_BYTES
         groups.setdefault((wanted.blob.key, -1 if is_small else number), []).append(number)
-    return [
-        PeerRanges(
-            path=f"blob/{key}",
-            start=0,
-            end=sum([ranges[number].end - ranges[number].start for number in part]),
-            version=None,
-            ranges=tuple([ranges[number] for number in part]),
-            numbers=tuple(part),
-            deliver=deliver,
-        )
-        for (key, _), group in groups.items()
-        for part in _cut(ranges, group)
-    ]
+    found = []
+    for (key, _), group in groups.items():
+        for part in _cut(ranges, group):
+            path, some = f"blob/{key}", tuple([ranges[number] for number in part])
+            end = sum([one.end - one.start for one in some])
+            found.append(
+                PeerRanges(path=path, end=end, ranges=some, numbers=tuple(part), deliver=deliver)
+            )
+    return found
 
 
 def _cut(ranges: Sequence[BlobRange], numbers: list[int]) -> Iterator[list[int]]:

@@ -104,9 +104,18 @@ class PeerUpstream(Upstream):
             deliver(number, answer)
             delivered.add(number)
 
+        fetch_from_store = super().fetch
+
+        def fetch_others(numbers: list[int]) -> None:
+            """Fetch those of the ranges that `numbers` lists from the store."""
+            if numbers:
+                lists.missed()
+                some = [ranges[number] for number in numbers]
+                fetch_from_store(some, lambda at, data: deliver(numbers[at], data), urgent=urgent)
+
         requests = peer_ranges(ranges, of_peers, deliver_from_peer)
         with peers.fetching(requests, lambda *_: None, urgent=urgent) as finish:
-            self._fetch_from_store(ranges, others, deliver, lists, urgent=urgent)
+            fetch_others(others)
             try:
                 finish()
             except ClosedError:
@@ -116,26 +125,7 @@ class PeerUpstream(Upstream):
                 if not error.uri.startswith(f"{PeerStore.url}/"):  # of a delivery
                     raise
                 log.info("Peers didn't answer in time, so the remote is used: %s", error)
-        left = [number for number in of_peers if number not in delivered]
-        self._fetch_from_store(ranges, left, deliver, lists, urgent=urgent)
-
-    def _fetch_from_store(
-        self,
-        ranges: Sequence[BlobRange],
-        numbers: list[int],
-        deliver: Deliver,
-        lists: PeerStore,
-        *,
-        urgent: bool,
-    ) -> None:
-        """Fetch those of the ranges that `numbers` lists from the store."""
-        if numbers:
-            lists.missed()
-            super().fetch(
-                [ranges[number] for number in numbers],
-                lambda place, answer: deliver(numbers[place], answer),
-                urgent=urgent,
-            )
+        fetch_others([number for number in of_peers if number not in delivered])
 
     def reserve_fills(self, key: str, most: int) -> AbstractContextManager[int]:
         """Reserve connections for fills, to peers if one has the blob; see

@@ -101,9 +101,8 @@ class ServerLine:
                     stack.pop_all()
                     return line
             except TimeoutError:
-                raise StalledError(
-                    f"The server of the node's cache doesn't answer: {name}."
-                ) from None
+                text = f"The server of the node's cache doesn't answer: {name}."
+                raise StalledError(text) from None
             except (OSError, ValueError, KeyError, TypeError):
                 pass
         return None
@@ -306,13 +305,10 @@ class PeerServer:
         pid = self._line.pid if self._process is None else self._process.pid
         code, output = self._reap()
         how = "ended" if code is None else describe_exit(code)
-        last = f" Its last output: {output}" if output else ""
-        remedy = ""
+        text = f"{self._root}: the server of the cache (pid {pid}) {how} {when}."
         if code == -signal.SIGKILL:
-            remedy = " If you didn't kill it, the machine may lack memory: see `dmesg`."
-        return WorkerError(
-            f"{self._root}: the server of the cache (pid {pid}) {how} {when}.{remedy}{last}"
-        )
+            text += " If you didn't kill it, the machine may lack memory: see `dmesg`."
+        return WorkerError(f"{text} Its last output: {output}" if output else text)
 
     # -- watching
 

@@ -282,20 +282,14 @@ def make_credentials(secret: PeerSecret) -> Credentials:
         ) from error
     key = Ed25519PrivateKey.from_private_bytes(secret.derive("tls key"))
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Penstock job {secret.job}")])
-    certificate = (  # without random parts, as Ed25519's signatures are
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(_FIRST_DAY)
-        .not_valid_after(_LAST_DAY)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, None)
-        .public_bytes(serialization.Encoding.PEM)
-        .decode()
+    # Without random parts, as Ed25519's signatures are.
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).serial_number(1)
+    builder = builder.not_valid_before(_FIRST_DAY).not_valid_after(_LAST_DAY)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    certificate = builder.public_key(key.public_key()).sign(key, None)
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(
+        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    pem = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return Credentials(certificate=certificate, key=pem.decode())
+    shown = certificate.public_bytes(pem).decode()
+    return Credentials(certificate=shown, key=private.decode())

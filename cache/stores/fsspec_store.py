@@ -47,9 +47,7 @@ class FsspecStore(Store):
 
     def __init__(self, fs: Any, root: str, address: StoreAddress, *, scope: str) -> None:
         super().__init__(url=address.display_url, scope=scope, secrets=address.secrets)
-        self._fs = fs
-        self._root = root.rstrip("/")
-        policy = address.policy
+        self._fs, self._root, policy = fs, root.rstrip("/"), address.policy
         self._timeout_s = min(policy.retry_timeout_s, 3 * policy.read_timeout_s)
         names = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
         self._is_http = bool({"http", "https"} & names)
@@ -99,9 +97,7 @@ class FsspecStore(Store):
         info = self._call("info", self._full(path))
         if info.get("type") == "directory":
             raise RequestError("missing", "it doesn't exist")
-        return ObjectInfo(
-            path=path, size_bytes=int(info.get("size") or 0), version=object_version(info)
-        )
+        return self._measured(path, {**info, "size": info.get("size") or 0})
 
     def _read(
         self, path: str, span: tuple[int, int] | None, version: str | None, most_bytes: int | None

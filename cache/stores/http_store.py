@@ -138,9 +138,6 @@ def open_http(address: StoreAddress) -> Store:
     parts = parts._replace(
         netloc=parts.netloc.rpartition("@")[2], path=parts.path.rstrip("/"), fragment=""
     )
-    return HttpStore(
-        replace(address, url=parts.geturl(), secrets=secrets),
-        open_client(options, address.policy),
-        headers=headers,
-        scope=scope_of("http", repr(plain_query(url))),
-    )
+    address = replace(address, url=parts.geturl(), secrets=secrets)
+    client, scope = open_client(options, address.policy), scope_of("http", repr(plain_query(url)))
+    return HttpStore(address, client, headers=headers, scope=scope)

@@ -145,13 +145,9 @@ class ObstoreStore(WebObjects):
                 f"{redact(address.url)}: wanted {scheme}://<bucket>/<folder>, with credentials in "
                 "storage_options instead of the URL."
             )
-        super().__init__(
-            address,
-            open_client(options, address.policy),
-            headers=options.client.get("default_headers", {}),
-            scope=table.scope(options),
-            bucket=bucket,
-        )
+        headers, scope = options.client.get("default_headers", {}), table.scope(options)
+        client = open_client(options, address.policy)
+        super().__init__(address, client, headers=headers, scope=scope, bucket=bucket)
         self._root = folder.strip("/")
         make = partial(_obstore, table.kind, bucket, address)
         self._store = make(options)
@@ -368,13 +364,11 @@ def _obstore(
         **options.client,
     }
     retry_s = policy.retry_timeout_s if retries else 0.0
+    retry_config = {"max_retries": retries, "retry_timeout": timedelta(seconds=retry_s)}
     try:
         with rust_errors():
             return getattr(obstore.store, kind)(
-                bucket,
-                client_options=client_options,
-                retry_config={"max_retries": retries, "retry_timeout": timedelta(seconds=retry_s)},
-                **options.config,
+                bucket, client_options=client_options, retry_config=retry_config, **options.config
             )
     # obstore raises its own errors, and TypeError and ValueError for unknown options.
     except Exception as error:

@@ -44,7 +44,6 @@ class Peers:
 
     def __post_init__(self) -> None:
         check_address(self.address, what="the address")
-        self._check_nodes()
         if not isinstance(self.token_file, str | os.PathLike | None):
             raise ConfigError(
                 f"peers: got a token_file of type {type(self.token_file).__name__}, wanted the "
@@ -52,8 +51,6 @@ class Peers:
             )
         if not isinstance(self.tls, bool | None):
             raise ConfigError(f"peers: got tls={self.tls!r}, wanted True, False or None.")
-
-    def _check_nodes(self) -> None:
         # Not a set: a node's position is its number.
         if not isinstance(self.nodes, list | tuple):
             raise ConfigError(f"peers: got nodes={self.nodes!r}, wanted a list of addresses.")

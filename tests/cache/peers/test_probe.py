@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from penstock.cache import Workers
 from penstock.cache.base import Peers, TrafficMeter
 from penstock.cache.peers import (
     RANGE_BYTES,
@@ -27,7 +28,6 @@ from penstock.cache.peers import (
     prove_server,
 )
 from penstock.cache.peers import peer_diagnosis as probe_module
-from penstock.cache.threads import Workers
 from tests.cache.peers.serving import Served, put, serving
 from tests.servers.scripted import scripted
 

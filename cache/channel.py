@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     Look = Callable[[], None] | None
+    Decision = dict[str, Any]
+    Choose = Callable[[list[str]], Decision]
 
 T = TypeVar("T")
 
@@ -257,14 +259,7 @@ class Barrier:
         """
         self._wait("all", timeout_s=timeout_s, waited_s=waited_s, look=look)
 
-    def decide(
-        self,
-        text: str,
-        choose: Callable[[list[str]], dict[str, Any]],
-        *,
-        timeout_s: float,
-        look: Look = None,
-    ) -> dict[str, Any]:
+    def decide(self, text: str, choose: Choose, *, timeout_s: float, look: Look = None) -> Decision:
         """Publish this process's text, and return what process 0 chooses from those of all.
 
         choose: called in process 0 alone, with the texts in the order of the processes; it returns
@@ -277,10 +272,10 @@ class Barrier:
             texts = self.store.get_all([f"here-{number}" for number in range(self.processes)])
             self.answer(choose(texts))
         timeout_s += ANSWER_SPARE_S
-        found: dict[str, Any] = json.loads(self._wait("answer", timeout_s=timeout_s, look=look))
+        found: Decision = json.loads(self._wait("answer", timeout_s=timeout_s, look=look))
         return found
 
-    def answer(self, decided: dict[str, Any]) -> None:
+    def answer(self, decided: Decision) -> None:
         """Publish a decision in process 0, of JSON types; the first one counts."""
         self.store.set_once("answer", json.dumps(decided))
 

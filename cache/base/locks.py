@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from penstock.cache.errors import StalledError
 
@@ -39,11 +39,6 @@ class ByteLocks:
     def __init__(self, fd: int) -> None:
         """fd: a descriptor, which this object then owns."""
         self._fd = fd
-
-    @classmethod
-    def on_open_file(cls, fd: int) -> Self:
-        """Open the locks of a descriptor's file, which may have been renamed or removed."""
-        return cls(os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC))
 
     def lock(self, start: int, length: int = 1, *, shared: bool = False) -> bool:
         """Lock [start, start + length); return False if another holder has a conflicting lock."""

@@ -207,7 +207,7 @@ class CachedBlob:
         fd = self._reopened()
         if fd is None:  # removed meanwhile: a file without a name can't be truncated
             return [view.copy() for view in self.views(starts, ends)]
-        try:
+        with open(fd, "rb", buffering=0):
             for start, end in zip(starts, ends, strict=True):
                 copy = np.empty(end - start, np.uint8)
                 view, got = copy.data, 0
@@ -217,8 +217,6 @@ class CachedBlob:
                     raise EOFError(f"{self.source.uri}: its copy ends before byte {end}")
                 copy.flags.writeable = False
                 found.append(copy)
-        finally:
-            os.close(fd)
         return found
 
     def _reopened(self) -> int | None:

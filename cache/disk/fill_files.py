@@ -152,7 +152,8 @@ class Fill:
 
     def claims(self) -> ByteLocks:
         """Return the locks with which a fetch claims pieces: byte n for piece n."""
-        return ByteLocks.on_open_file(self.fd)
+        # Opened by the descriptor, because the file may have been renamed or removed.
+        return ByteLocks(os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC))
 
     def close(self) -> None:
         """Close the part file; the marks stay readable. Safe to call twice. Threads that share a

@@ -74,6 +74,7 @@ Keep = Callable[[int, memoryview, int], object]
 """A function that stores a stretch of a blob: its start, its bytes, valid only during the call, and
 their checked CRC-32C."""
 Keeps = Sequence[Keep | None]
+Tls = Callable[[], ssl.SSLContext]
 
 
 class _StretchBuffer(threading.local):
@@ -94,11 +95,7 @@ class PeerClient:
     """
 
     def __init__(
-        self,
-        secret: PeerSecret,
-        *,
-        tls: Callable[[], ssl.SSLContext] | None = None,
-        limits: PeerLimits | None = None,
+        self, secret: PeerSecret, *, tls: Tls | None = None, limits: PeerLimits | None = None
     ) -> None:
         self._secret, self._tls = secret, tls
         self._limits = limits = limits or PeerLimits()

@@ -438,8 +438,9 @@ class Users(logging.Handler):
     A user is a process that holds a connection: the one that started the server, which passes it
     the connection, or another one, through the server's socket in the cache folder. The system
     closes the connection when the process ends, however it dies: the server ends after its last
-    user, and a user notices the server's death in the same way. name: of the socket, whose former
-    server is dead. selector: calls this object when a connection is readable.
+    user, and a user notices the server's death in the same way. connected: these connections, the
+    oldest first. name: of the socket, whose former server is dead. selector: calls this object when
+    a connection is readable.
     """
 
     def __init__(
@@ -456,7 +457,7 @@ class Users(logging.Handler):
         self._folder, self._file = folder, f"{name}.sock"
         self._secret, self._port = secret, port
         self._selector = selector
-        self._users: list[socket.socket] = []
+        self.connected: list[socket.socket] = []
         folder.remove(self._file)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         before = os.umask(0o177)
@@ -467,11 +468,6 @@ class Users(logging.Handler):
         self._listener.listen()
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._add(first)
-
-    @property
-    def count(self) -> int:
-        """The number of users."""
-        return len(self._users)
 
     def _accept(self, listener: socket.socket) -> None:
         user, _ = listener.accept()
@@ -484,7 +480,7 @@ class Users(logging.Handler):
 
     def _add(self, user: socket.socket) -> None:
         user.setblocking(False)
-        self._users.append(user)
+        self.connected.append(user)
         self._selector.register(user, selectors.EVENT_READ, self._receive)
 
     def _receive(self, user: socket.socket) -> None:
@@ -498,12 +494,12 @@ class Users(logging.Handler):
             send_message(user, port=self._port, pid=os.getpid(), proof=proof)
             return
         self._selector.unregister(user)
-        self._users.remove(user)
+        self.connected.remove(user)
         user.close()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send a log message to the oldest user."""
-        for user in self._users[:1]:
+        for user in self.connected[:1]:
             send_message(user, level=record.levelno, log=self.format(record)[:_MOST_LOG])
 
     def close(self) -> None:
@@ -566,7 +562,7 @@ def serve(
         send_message(first, port=port, pid=os.getpid(), is_taken=is_taken)
         late_s = 0.0
         try:
-            while users.count:
+            while users.connected:
                 dispatch(selector, _TICK_S)
                 if (now_s := time.monotonic()) >= late_s:
                     server.end_late(now_s)

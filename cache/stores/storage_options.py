@@ -243,25 +243,16 @@ _SUFFIXES = (".crt", ".pem", ".cer", ".0")
 def certificates(value: Any, name: str) -> bytes:
     """Return the PEM of certificate authorities, given as text or bytes, or as the path of a file
     or folder. name: of the option, for the error. Raises ConfigError."""
-    pem = b""
-    if isinstance(value, bytes) and _BEGIN.encode() in value:
-        pem = value
-    elif isinstance(value, str) and _BEGIN in value:
-        pem = value.encode()
-    elif isinstance(value, str | bytes | os.PathLike):
-        try:
+    try:
+        pem = value.encode() if isinstance(value, str) and _BEGIN in value else value
+        if not (isinstance(pem, bytes) and _BEGIN.encode() in pem):
             pem = b"\n".join(_files(os.fsdecode(os.path.expanduser(value))))
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise ConfigError(
-                f"storage_options: {name}: the certificates can't be read ({reason}). Wanted the "
-                "path of a file (or a folder of files) in PEM format, or its text."
-            ) from None
-    else:
+    except (OSError, ValueError, TypeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(
-            f"storage_options: {name}: got a {type(value).__name__}, wanted the path of a file in "
-            "PEM format, or its text."
-        )
+            f"storage_options: {name}: the certificates can't be read ({reason}). Wanted the "
+            "path of a file (or a folder of files) in PEM format, or its text."
+        ) from None
     pem = b"\n".join(_BLOCK.findall(pem)) + b"\n"  # some files hold comments in any encoding
     try:
         ssl.create_default_context(cadata=pem.decode("ascii"))

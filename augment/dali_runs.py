@@ -112,7 +112,8 @@ class EncodedPipeline:
         self._resident = tensors.TensorListGPU if is_resident else None
         layout: dict[str, Any] = {"layout": "HWC"} if plan.pixels else {}
         # An explicit layout, even an empty one, doubles the time of wrapping a view.
-        self._tensor = functools.partial(tensors.TensorCPU, **layout)
+        wrap = tensors.TensorCPU
+        self._tensor = functools.partial(wrap, **layout) if layout else wrap
         self._pipe = new_pipeline(plan.batch_size, threads=plan.threads, device_id=plan.device_id)
         options: dict[str, Any] = {"device": "gpu"} if is_resident else {}
         options |= {"ndim": 3 if plan.pixels else 1, **layout}
@@ -141,8 +142,7 @@ class EncodedPipeline:
         if self._resident is not None:
             views = self._resident(samples, layout="HWC", contiguous=False)
         else:
-            tensor = self._tensor
-            views = self._tensors([tensor(view) for view in samples], contiguous=False)
+            views = self._tensors([*map(self._tensor, samples)], contiguous=False)
         inputs = {name: self._argument(each) for name, each in (arguments or {}).items()}
         # DALI copies images that are scattered in the GPU's memory into a batch: by one kernel
         # instead of one copy for each.

@@ -261,11 +261,10 @@ class SampleBatch:
         """Return the samples between bounds, as views that share the memory of this batch. Bytes
         that were read, and loads, are divided by number of samples."""
         count = max(1, len(self))
+        before = [self.bytes_read * bound // count for bound in bounds]
         return [
-            self.take(
-                slice(a, b), bytes_read=self.bytes_read * (b - a) // count, share=(b - a) / count
-            )
-            for a, b in pairwise(bounds)
+            self.take(slice(a, b), bytes_read=size_bytes, share=(b - a) / count)
+            for (a, b), size_bytes in zip(pairwise(bounds), np.diff(before).tolist(), strict=True)
         ]
 
     def patched(self, rows: Rows, others: SampleBatch) -> SampleBatch:

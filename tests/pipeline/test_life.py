@@ -8,7 +8,7 @@ import signal
 import threading
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -144,27 +144,27 @@ class TestNothingIsLeft:
 def test_an_error_surfaces_at_its_own_batch_and_asking_again_continues(
     pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = Dataset.read
-    reads: list[int] = []
-
-    def fail_once(self: Dataset, rows: object, **options: object) -> object:
-        reads.append(1)
-        if len(reads) == 3:
-            raise OSError("planted")
-        return read(self, rows, **options)  # type: ignore[arg-type]
+    read, failures = Dataset.read, 0
 
     with make(pack) as loader:
         whole = [labels.tolist() for _, labels in loader]
         loader.set_epoch(5)
         loader.set_epoch(0)
+        damaged = Dataset(str(pack)).rows(loader.samples_of(2))[0]
+
+        def fail_once(self: Dataset, rows: Any, **options: Any) -> Any:
+            if not failures and (rows == damaged).all(axis=1).any():
+                raise OSError("planted")
+            return read(self, rows, **options)
+
         monkeypatch.setattr(Dataset, "read", fail_once)
         found: list[list[int]] = []
-        failures = 0
         batches = iter(loader)
         while len(found) < len(whole):
             try:
                 found.append(next(batches)[1].tolist())
             except OSError:
+                assert len(found) == 2
                 failures += 1
         assert failures == 1
         assert found == whole

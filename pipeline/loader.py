@@ -120,9 +120,6 @@ class PlanBatches(torch.utils.data.BatchSampler):
 
     sampler: PlanSampler
 
-    def __init__(self, sampler: PlanSampler, batch_size: int, drop_last: bool) -> None:
-        super().__init__(sampler, batch_size, drop_last)
-
     def __iter__(self) -> Iterator[list[int]]:
         """Return the batches of the plan: torch would cut equal ones, but a rank's may differ by
         one."""
@@ -366,11 +363,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; raises ConfigError for an argument that no later pass reads."""
-        if (
-            not self._is_made
-            or name not in _ARGUMENTS
-            or _is_unchanged(value, getattr(self, name, self))
-        ):
+        is_late = self._is_made and name in _ARGUMENTS
+        if not is_late or _is_unchanged(value, getattr(self, name, self)):
             super().__setattr__(name, value)
             return
         options, shown = self._options_with(name, value), value
@@ -412,12 +406,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """
         engine, late, options = self._engine, self._late_world, self._options
         # Otherwise torch distributes the samples, and Penstock only warns.
-        needs_world = (
-            engine.shards_itself or options.seed is not None or options.augment is not None
-        )
-        late.settle(
-            has_begun=needs_world and engine.has_begun, must_be_known=needs_world and begins
-        )
+        given = (options.seed, options.augment)
+        needs_world = engine.shards_itself or given != (None, None)
+        has_begun, must_be_known = needs_world and engine.has_begun, needs_world and begins
+        late.settle(has_begun=has_begun, must_be_known=must_be_known)
         if begins or engine.world != late.world:
             engine.take_over(self._late_world.resolve(self._options))
             self._show(engine.batch_size)

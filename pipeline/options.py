@@ -100,26 +100,18 @@ def checked_augment(value: Any) -> Recipes | None:
     from penstock.augment import checked_operations
 
     if isinstance(value, Mapping):
-        unknown = [key for key in value if not isinstance(key, str) and not _is_names(key)]
-        if unknown or not value:
+        names = [key if isinstance(key, tuple) else (key,) for key in value]
+        if not value or not all(each and all(isinstance(n, str) for n in each) for each in names):
             raise ConfigError(
                 f"augment: got {value!r}, wanted a list of operations, or such a list by field, or "
                 'by a tuple of fields that share its draws: {"image": [...], ("left", "right"): '
                 "[...]}."
             )
+        shown = {key: f'"{key}"' if isinstance(key, str) else key for key in value}
         return {
-            key: checked_operations(f"augment[{_shown_key(key)}]", each)
-            for key, each in value.items()
+            key: checked_operations(f"augment[{shown[key]}]", each) for key, each in value.items()
         }
     return checked_operations("augment", value)
-
-
-def _is_names(key: object) -> bool:
-    return isinstance(key, tuple) and bool(key) and all(isinstance(name, str) for name in key)
-
-
-def _shown_key(key: str | tuple[str, ...]) -> str:
-    return f'"{key}"' if isinstance(key, str) else str(key)
 
 
 DeviceFunction = Callable[[Any, Any], Any]
@@ -183,13 +175,10 @@ def batch_schedule(global_batch_size: GlobalBatch) -> BatchSchedule:
     """
     if not isinstance(global_batch_size, Mapping):
         return BatchSchedule.constant(check_count("global_batch_size", global_batch_size, least=1))
-    key = "global_batch_size: the sample from which a size holds"
-    sizes = {
-        check_count(key, first, least=0): check_count(
-            f"global_batch_size[{first!r}]", size, least=1
-        )
-        for first, size in global_batch_size.items()
-    }
+    key, sizes = "global_batch_size: the sample from which a size holds", dict[int, int]()
+    for first, size in global_batch_size.items():
+        begin = check_count(key, first, least=0)
+        sizes[begin] = check_count(f"global_batch_size[{first!r}]", size, least=1)
     firsts = list(sizes)
     if not 0 < len(sizes) <= MOST_ENTRIES or firsts[0] != 0 or sorted(firsts) != firsts:
         raise ConfigError(
@@ -511,11 +500,9 @@ class LoaderOptions(TorchArguments):
         }
         for name, value in arguments.items():
             if value is not None:
-                remedy = (
-                    f"Pass seed= as well, or drop {name}=."
-                    if is_map
-                    else "An iterable dataset brings its own order: drop it."
-                )
+                remedy = "An iterable dataset brings its own order: drop it."
+                if is_map:
+                    remedy = f"Pass seed= as well, or drop {name}=."
                 raise ConfigError(
                     f"{name}={value!r} needs Penstock's order of the samples. {remedy}"
                 )
@@ -563,16 +550,12 @@ class LoaderOptions(TorchArguments):
         torch's constructor rejects these, but ignores them in a loader's attributes.
         """
         values = {name: getattr(self, name) for name in WORKER_ARGUMENTS}
-        if self.num_workers == 0:
-            values.update(
-                multiprocessing_context=None, prefetch_factor=None, persistent_workers=False
-            )
-        return values
+        without = {"multiprocessing_context": None, "prefetch_factor": None}
+        return values if self.num_workers else values | without | {"persistent_workers": False}
 
     def with_drawn_seed(self) -> LoaderOptions:
         """Return the options with a drawn seed, if the user passed none and one is needed."""
-        is_native = self.kind == "native"
-        draws = self.needs_seed if is_native else self.augment is not None
+        draws = self.needs_seed if self.kind == "native" else self.augment is not None
         if self.seed is not None or not draws:
             return self
         return replace(self, drawn_seed=fresh_seed(self.generator))
@@ -589,16 +572,10 @@ class LoaderOptions(TorchArguments):
 
         Raises ConfigError and PlanError for arguments that don't fit the world.
         """
+        here = replace(self, world=world, device=device, agrees=agrees)
         if not self.is_planned:
-            return replace(self, world=world, device=device, agrees=agrees)
-        return replace(
-            self,
-            world=world,
-            device=device,
-            agrees=agrees,
-            schedule=self._schedule_in(world),
-            plan_seed=self._seed_in(world),
-        )
+            return here
+        return replace(here, schedule=self._schedule_in(world), plan_seed=self._seed_in(world))
 
     def _schedule_in(self, world: World) -> BatchSchedule:
         batch_size = self.batch_size
@@ -663,18 +640,10 @@ class LoaderOptions(TorchArguments):
     def first_settings(self, contents: Contents, *, global_batch: int) -> PlanSettings:
         """Return the settings of a new job's plan: the user's, else those that follow from the
         dataset and the batch. Raises ConfigError and PlanError."""
-        given, shuffle = self.order, bool(self.shuffle)
-        check_shuffles(given, shuffle=shuffle)
-        return first_settings(
-            contents,
-            shuffle=shuffle,
-            seed=self.plan_seed,
-            global_batch=global_batch,
-            lanes=given.lanes,
-            window=given.window,
-            reshuffle=float(given.reshuffle),
-            drop_last=bool(self.drop_last),
-        )
+        check_shuffles(self.order, shuffle=bool(self.shuffle))
+        given: Any = shuffle_settings(self.order)
+        given |= {"shuffle": bool(self.shuffle), "drop_last": bool(self.drop_last)}
+        return first_settings(contents, seed=self.plan_seed, global_batch=global_batch, **given)
 
     # -- states of a native dataset
 
@@ -778,9 +747,8 @@ class LateWorld:
                 "Got world= and data_parallel=, which both set the rank whose batches this process "
                 "gets. Pass one of them."
             )
-        self._is_given = given is not None
+        self._is_given, self._device = given is not None, device
         self._replica = _checked_replica(data_parallel)
-        self._device = device
         self.is_known = self._was_found = True
         if given is None:
             try:
@@ -790,12 +758,6 @@ class LateWorld:
             self._was_found = found is not None
             given = self._placed(found)
         self.world, self.device = given, self._device_in(given)
-
-    @property
-    def is_of_group(self) -> bool:
-        """True if the world's ranks are those of torch's process group, so that they exchange
-        facts."""
-        return not self._is_given or self.world.place is not None
 
     def settle(self, *, has_begun: bool, must_be_known: bool) -> None:
         """Search for the world again. has_begun: the loader has delivered batches.
@@ -810,7 +772,12 @@ class LateWorld:
             now = self._placed(found)
             has_changed = (now.rank, now.size) != (self.world.rank, self.world.size)
             if has_changed and has_begun and self._was_found:
-                raise self._moved_error(now)
+                raise PlanError(
+                    f"This loader has begun as rank {self.world.rank} of {self.world.size}, but "
+                    f"this process is now rank {now.rank} of {now.size}: samples would repeat or "
+                    "go missing. Make a loader for the new world and load this one's state_dict() "
+                    "into it, or pass world=."
+                )
         except PlanError:
             if must_be_known:
                 raise
@@ -822,16 +789,9 @@ class LateWorld:
 
     def resolve(self, options: LoaderOptions) -> LoaderOptions:
         """Return a loader's options in this world, as far as it is known."""
-        return options.at(self.world, device=self.device, agrees=self.is_of_group)
-
-    def _moved_error(self, now: World) -> PlanError:
-        before = self.world
-        return PlanError(
-            f"This loader has begun as rank {before.rank} of {before.size}, but this process "
-            f"is now rank {now.rank} of {now.size}: samples would repeat or go missing. Make "
-            "a loader for the new world and load this one's state_dict() into it, or pass "
-            "world=."
-        )
+        # The ranks of torch's process group exchange facts.
+        is_of_group = not self._is_given or self.world.place is not None
+        return options.at(self.world, device=self.device, agrees=is_of_group)
 
     def rejoined(self, world: World) -> LateWorld:
         """Return another world with this rank's device.

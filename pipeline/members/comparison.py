@@ -30,8 +30,8 @@ def recipe_text(value: object) -> str:
         digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
         return f"array({value.dtype}, {value.shape}, {digest[:16]})"
     if is_dataclass(value) and not isinstance(value, type):
-        named = {each.name: getattr(value, each.name) for each in fields(value) if each.compare}
-        text = ", ".join(f"{name}={recipe_text(each)}" for name, each in named.items())
+        names = [each.name for each in fields(value) if each.compare]
+        text = ", ".join(f"{name}={recipe_text(getattr(value, name))}" for name in names)
         return f"{type(value).__name__}({text})"
     if isinstance(value, Mapping):
         text = ", ".join(f"{recipe_text(key)}: {recipe_text(each)}" for key, each in value.items())
@@ -132,9 +132,8 @@ class SharedFacts:
 
 def _describe(facts: Mapping[str, Any], differ: list[str]) -> str:
     """Return the facts of one rank that differ, as words for a message."""
-    weights = facts["weights"] or "the weights of its dataset"
     words = {**facts, "of_url": _of_url(facts), "at": facts["at"] or "its beginning"}
-    words["set_weights"] = weights
+    words["set_weights"] = facts["weights"] or "the weights of its dataset"
     return ", ".join(_DIFFERENCES[name][0].format_map(words) for name in differ)
 
 

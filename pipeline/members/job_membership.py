@@ -88,6 +88,8 @@ if TYPE_CHECKING:
     from penstock.pipeline.report import Meter
     from penstock.readers import Source
 
+    Choose = Callable[[list[str]], dict[str, Any]]
+
 log = logging.getLogger("penstock")
 
 T = TypeVar("T")
@@ -231,14 +233,17 @@ class JobMembership(Membership):
             self._watch.end()
 
     def compare_state(self, described: str) -> None:
-        following = self._round + 1
-        self._compare(
-            f"{following}/state",
-            described,
-            "{other} loaded a state of {theirs}; {label} one of {ours}: samples would be lost or "
-            "read twice. Load the same state on every rank.",
-            following,
-        )
+        if not self._meets:
+            return
+        label, following = self.world.label, self._round + 1
+        other, theirs = self._first(f"{following}/state", [label, described])
+        if theirs != described:
+            text = (
+                f"{other.capitalize()} loaded a state of {theirs}; {label} one of {described}: "
+                "samples would be lost or read twice. Load the same state on every rank."
+            )
+            self._fail(text, following)
+            raise PlanError(text)
 
     def agree_on_weights(self, call: str, change: str, words: str) -> None:
         if self.store is None or not self._meets:
@@ -256,36 +261,20 @@ class JobMembership(Membership):
             raise PlanError(different)
 
     def refuse_weights(self, error: Exception) -> None:
-        if self._meets:
-            text = f"{self.world.label.capitalize()} couldn't set weights: {error}"[:_MOST_REASON]
-            self._request(lambda store: self._refuse_weights(store, text), None)
+        def request(store: JobStore) -> None:  # takes part in the next decision without waiting
+            barrier = self._barrier(store, self._next_decision(self._key("weights")))
+            barrier.arrive(json.dumps({"refused": text}))
+            if self.world.process == 0:  # which decides
+                barrier.answer({"different": text})
 
-    def _refuse_weights(self, store: JobStore, text: str) -> None:
-        """Take part in the next decision on weights with an error, without waiting for it."""
-        barrier = self._barrier(store, self._next_decision(self._key("weights")))
-        barrier.arrive(json.dumps({"refused": text}))
-        if self.world.process == 0:  # which decides
-            barrier.answer({"different": text})
+        text = f"{self.world.label.capitalize()} couldn't set weights: {error}"[:_MOST_REASON]
+        if self._meets:
+            self._request(request, None)
 
     def _next_decision(self, name: str) -> str:
         """Count one more decision of a name, and return its key."""
         self._decisions[name] = self._decisions.get(name, 0) + 1
         return f"{name}-{self._decisions[name]}"
-
-    def _compare(self, key: str, ours: str, text: str, number: int) -> None:
-        """Raise PlanError, on all ranks, unless this rank's text is that of the first one.
-
-        text: the message, a template. number: the round that it ends.
-        """
-        if not self._meets:
-            return
-        label = self.world.label
-        other, theirs = self._first(key, [label, ours])
-        if theirs == ours:
-            return
-        text = text.format(other=other.capitalize(), theirs=theirs, label=label, ours=ours)
-        self._fail(text, number)
-        raise PlanError(text)
 
     # -- the first batch
 
@@ -326,22 +315,11 @@ class JobMembership(Membership):
     ) -> Barrier:
         """Return a barrier of all ranks. name: of its keys; a round's number for the barrier at the
         first batch."""
-        return Barrier(
-            store=store.under(str(name)),
-            process=self.world.process,
-            processes=self.world.processes,
-            purpose=purpose,
-            remedy=remedy,
-        )
+        ranks = {"process": self.world.process, "processes": self.world.processes}
+        return Barrier(store=store.under(str(name)), purpose=purpose, remedy=remedy, **ranks)
 
     def decide(
-        self,
-        name: str,
-        text: str,
-        choose: Callable[[list[str]], dict[str, Any]],
-        *,
-        purpose: str,
-        remedy: str,
+        self, name: str, text: str, choose: Choose, *, purpose: str, remedy: str
     ) -> dict[str, Any]:
         """Decide something together with all ranks, which all call this equally often.
 
@@ -400,13 +378,8 @@ class JobMembership(Membership):
         job_store, world = self.job_store, self.world
         if job_store is None or world.size == 1:
             return
-        mine = {
-            "process": world.process,
-            "label": world.label,
-            "section": self._section,
-            "samples": self._facts.samples,
-            "url": self._facts.url,
-        }
+        mine = {"process": world.process, "label": world.label, "section": self._section}
+        mine |= {"samples": self._facts.samples, "url": self._facts.url}
         text = json.dumps(mine)
         try:
             if job_store.set_once(f"in-order/{self._section}", text) == text:
@@ -468,12 +441,9 @@ class JobMembership(Membership):
         texts = self._request(lambda store: store.notices("waits"), None)
         if texts is None or self._meter is None:
             return None
-        waits = map(RankWaits.parse, texts.values())
-        return JobStatistics.of(
-            [each for each in waits if each is not None],
-            processes=self.world.processes,
-            step=self._meter.batches,
-        )
+        waits = [each for each in map(RankWaits.parse, texts.values()) if each is not None]
+        processes, step = self.world.processes, self._meter.batches
+        return JobStatistics.of(waits, processes=processes, step=step)
 
     def add(self, name: str, count: int, *, place: int = 0) -> int:
         own, key = super().add(name, count), self._key(name)
@@ -656,7 +626,7 @@ def join_ranks(order: JobOrder, options: LoaderOptions, *, plan: str) -> Members
         return Membership(options.world)
     if options.kind != "native":
         store = store.under("torch")  # numbered separately from native loaders
-    membership = _join(order, options, store, plan=plan)
+    membership = _join(order, options, store, plan, at="", meets=True)
     membership.follow_first_process()
     return membership
 
@@ -683,7 +653,7 @@ def rejoin_ranks(
         order,
         options,
         job_store.under("rejoined"),
-        plan=state.fingerprint,
+        state.fingerprint,
         at=f"step {state.step} ({state.cursor}) with global batches of {sizes}",
         meets=store is not None,  # the old store may hold what earlier ranks published
     )
@@ -703,13 +673,7 @@ def refuse_unbuilt(source: Source, options: LoaderOptions, error: Exception) -> 
 
 
 def _join(
-    order: JobOrder,
-    options: LoaderOptions,
-    store: JobStore,
-    *,
-    plan: str,
-    at: str = "",
-    meets: bool = True,
+    order: JobOrder, options: LoaderOptions, store: JobStore, plan: str, *, at: str, meets: bool
 ) -> JobMembership:
     """Join a loader to a store's ranks. at: where a loader that rejoins continues."""
     source, settings, walk, world = order.source, order.settings, order.walk, options.world
@@ -717,11 +681,11 @@ def _join(
         f"{size} from sample {first} on" if first else str(size)
         for first, size in walk.schedule.entries[walk.schedule.history :]
     )
-    mixture, augment = source.contents.mixture, options.augment
+    mixture = source.contents.mixture
+    operations: Any = options.augment
     if mixture is not None and mixture.augments:
-        recipe, recipe_words = recipe_facts({**mixture.augments, "other parts": augment})
-    else:
-        recipe, recipe_words = recipe_facts(augment)
+        operations = {**mixture.augments, "other parts": operations}
+    recipe, recipe_words = recipe_facts(operations)
     facts = SharedFacts(
         dataset=source.contents.fingerprint,
         samples=source.contents.samples,
@@ -740,15 +704,10 @@ def _join(
         weights=settings.weights_text,
     )
     remote = source.remote_shards
-    has_kept_caches = (
-        options.order.slots == "data"
-        and settings.shuffle
-        and settings.lanes > 1
-        and settings.mixture is None  # its parts have lanes of their own, which keep their places
-        and world.nodes > 1
-        and remote is not None
-        and any(not cache.is_temporary for cache in remote.caches)
-    )
+    keeps_data = remote is not None and any(not cache.is_temporary for cache in remote.caches)
+    # Parts of a mixture have lanes of their own, which keep their places.
+    has_slots = settings.shuffle and settings.lanes > 1 and settings.mixture is None
+    follows = options.order.slots == "data" and has_slots and world.nodes > 1 and keeps_data
     return JobMembership(
         facts,
         world,
@@ -756,7 +715,7 @@ def _join(
         label=_label(source),
         shuffles=settings.shuffle,
         timeout_s=options.timeout,
-        follows_data=has_kept_caches and meets,
+        follows_data=follows and meets,
         meets=meets,
     )
 

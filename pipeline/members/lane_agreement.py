@@ -105,9 +105,8 @@ def agreed_lane_order(membership: Membership, order: JobOrder, at: Cursor) -> La
 def held_of_groups(order: JobOrder, epoch: int) -> Ints:
     """Return the bytes of each group of lanes that this node's caches hold: int64, (groups,)."""
     remote, contents = order.source.remote_shards, order.source.contents
-    held = contents.shard_bytes * 0
-    if remote is not None:
-        held = (contents.shard_bytes * remote.held_shares()).astype(held.dtype)
+    shares = 0 if remote is None else remote.held_shares()
+    held = (contents.shard_bytes * shares).astype(contents.shard_bytes.dtype)
     plan = make_plan(contents, order.settings).plan_of(epoch)
     return held_bytes_of_lanes(plan, epoch, held)
 
@@ -142,14 +141,13 @@ def _choose(texts: list[str], last: LaneOrder | None, *, ranks: int, lanes: int)
 def _resume_place(order: JobOrder, at: Cursor) -> str:
     """Return the place and the settings with which this rank continues, as text to show and to
     compare."""
-    last = order.lane_order
-    lanes = (
-        hashlib.sha256(last.text.encode()).hexdigest()[:12] if last is not None else "as numbered"
-    )
-    coming = order.walk.schedule.entries[order.walk.schedule.history :]
+    last, schedule, lanes = order.lane_order, order.walk.schedule, "as numbered"
+    if last is not None:
+        lanes = hashlib.sha256(last.text.encode()).hexdigest()[:12]
+    sizes = ", ".join(str(size) for _, size in schedule.entries[schedule.history :][:4])
     return (
-        f"epoch {at.epoch}, position {at.position} with global batches of "
-        f"{', '.join(str(size) for _, size in coming[:4])} (lane order {lanes})"
+        f"epoch {at.epoch}, position {at.position} with global batches of {sizes} (lane order "
+        f"{lanes})"
     )
 
 
@@ -158,11 +156,8 @@ def _cache_name(caches: Sequence[DiskCache], process: int) -> str:
 
     A process without a cache counts as a node of its own.
     """
-    places = []
-    for cache in caches:
-        if cache.can_be_used:
-            found = os.stat(cache.path)
-            places.append(f"{found.st_dev}:{found.st_ino}")
-    if not places:
+    found = [os.stat(cache.path) for cache in caches if cache.can_be_used]
+    if not found:
         return f"process {process}"
-    return hashlib.sha256(f"{boot_id()} {sorted(places)}".encode()).hexdigest()[:24]
+    places = sorted(f"{each.st_dev}:{each.st_ino}" for each in found)
+    return hashlib.sha256(f"{boot_id()} {places}".encode()).hexdigest()[:24]

@@ -7,9 +7,9 @@ and both are logged.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -30,10 +30,7 @@ from penstock.readers import Blocks
 from penstock.readers.fieldtypes import stored_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    import numpy as np
-    from numpy.typing import NDArray
+    from collections.abc import Callable
 
     from penstock.augment import ArrayDraws
     from penstock.pipeline.feed.checked_recipes import Augments
@@ -43,9 +40,9 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.position import Position
     from penstock.pipeline.feed.prefetch import Prefetch
     from penstock.pipeline.options import LoaderOptions
-    from penstock.pipeline.plan import JobOrder, JobPlan, LaneOrder, PlanSettings, World
-    from penstock.pipeline.report import ChunkFacts, PartMeter, ShardFigures
-    from penstock.readers import MixtureContents, Source
+    from penstock.pipeline.plan import JobOrder, LaneOrder, PlanSettings, World
+    from penstock.pipeline.report import ChunkFacts, ShardFigures
+    from penstock.readers import Source
     from penstock.readers.fieldtypes import ValueChecks
 
 
@@ -64,8 +61,7 @@ def checked_order(dataset: Source, options: LoaderOptions) -> JobOrder:
     return order
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assembly:
+class Assembly(NamedTuple):
     """The parts of one loader. fingerprint: of its dataset and order."""
 
     order: JobOrder
@@ -79,7 +75,6 @@ def build_assembly(
     dataset: Source,
     options: LoaderOptions,
     position: Position,
-    *,
     settings: PlanSettings | None = None,
     lane_order: LaneOrder | None = None,
     membership: Membership | None = None,
@@ -110,34 +105,25 @@ def build_assembly(
 
         membership = join_ranks(order, options, plan=fingerprint)
     try:
-        pipeline, runner = _build(dataset, options, position, order, membership)
+        built = _build(options, position, order, membership)
     except PenstockError as error:
         membership.refuse(error)
         raise
-    return Assembly(
-        order=order,
-        fingerprint=fingerprint,
-        membership=membership,
-        pipeline=pipeline,
-        runner=runner,
-    )
+    return Assembly(order, fingerprint, membership, *built)
 
 
 def _build(
-    dataset: Source,
-    options: LoaderOptions,
-    position: Position,
-    order: JobOrder,
-    membership: Membership,
+    options: LoaderOptions, position: Position, order: JobOrder, membership: Membership
 ) -> tuple[BatchPipeline, PipelineRunner]:
-    contents, schema, seed = dataset.contents, dataset.schema, order.settings.seed
+    dataset, seed = order.source, order.settings.seed
+    contents, schema = dataset.contents, dataset.schema
     augments = checked_augments(dataset, options)
-    device = options.device
+    device, world = options.device, options.world
     if _decodes_on_cpu(augments, device):
         options = replace(options, device=torch.device("cpu"), pin_memory=True)
-    cores = options.world.threads(usable_cores())
+    cores = world.threads(usable_cores())
     threads, timeout_s = options.num_workers or cores, options.timeout or STALL_TIMEOUT_S
-    recipes, reads = augments.first.recipes, augments.reads
+    recipes, reads, mixture = augments.first.recipes, augments.reads, contents.mixture
     image = next(iter(recipes.images.values()), None)
     meter = Meter(
         decode_threads=threads,
@@ -151,8 +137,15 @@ def _build(
     )
     membership.use_meter(meter)
     plan = order.plan()
-    if contents.mixture is not None and order.settings.mixture is not None:
-        meter.parts = _part_meter(dataset, contents.mixture, plan, position)
+    if mixture is not None and order.settings.mixture is not None:
+        from penstock.pipeline.report import PartMeter
+        from penstock.readers import fixed_tokens
+
+        tokens = [fixed_tokens(part.schema, dataset.fields) for part in mixture.parts]
+        parts: Any = plan  # of several parts, so it counts them
+        meter.parts = PartMeter(
+            mixture, consumed=lambda: parts.part_counts(*position.cursor), tokens=tokens
+        )
     mappers: list[Mapper | None] = []
     crops: list[ArrayDraws | None] = []
     for each in augments.each:
@@ -182,7 +175,7 @@ def _build(
         prefetch = Prefetch(
             remote,
             order,
-            world=options.world,
+            world=world,
             least_ahead=options.depth + READ_AHEAD,
             store=membership.store,
             fills=any(
@@ -191,27 +184,21 @@ def _build(
             ),
         )
         meter.remote = prefetch.facts
-    check_headers: Callable[..., Mapping[int, str]] | None = None
-    if recipes.images:
-        from penstock.augment import bad_headers
-
-        check_headers = bad_headers
     decoding: ImageDecoding | PartDecoding | None = None
     # resident=True without images is an error, which make_decoding raises.
     if recipes.images or recipes.followers or options.resident is True:
         from penstock.pipeline.feed.image_decoding import make_decoding
 
-        decoding = make_decoding(dataset, options, order, augments, threads=threads)
+        decoding = make_decoding(options, order, augments, threads=threads)
         if decoding.resident is not None:
             meter.resident = decoding.resident.facts
     mixed = None if decoding is None else decoding.mixed
     bad_samples = BadSamples(dataset, seed=seed)
     memory = PageLocked.of(options.device, pins=options.pin_memory)
-    payloads = Payloads({name: schema[name] for name in reads}, max_pixels=contents.max_pixels)
     reader = BatchReader(
         dataset=dataset,
         recipes=recipes.images,
-        payloads=payloads,
+        payloads=Payloads({n: schema[n] for n in reads}, max_pixels=contents.max_pixels),
         mode=options.read,
         bad_samples=bad_samples,
         probe=meter.probe,
@@ -221,7 +208,6 @@ def _build(
         boxes=boxes,
         blocks=Blocks(allocate=memory),
         fields=None if reads == stored_fields(dataset.fields, schema) else reads,
-        bad_headers=check_headers,
     )
     if len(augments.each) > 1:
         readers = tuple(
@@ -229,23 +215,29 @@ def _build(
             for each, maps, crop in zip(augments.each, mappers, crops, strict=True)
         )
         reader = replace(reader, maps=None, crops=None, augments=augments, readers=readers)
+    on_device: DeviceAugment | None = None
+    if options.device_augment is not None or options.device != device:
+        from penstock.pipeline.feed.device_augment import DeviceAugment  # few loaders need it
+
+        on_device = DeviceAugment(
+            function=options.device_augment,
+            device=device,
+            copies=options.device != device,
+            seed=seed,
+            rank=world.rank,
+            walk=order.walk,
+        )
+    padded_by = None if options.pad is None else order.walk
+    as_dict = options.as_dict or options.device_augment is not None
+    report = f"{contents.fingerprint[:16]}-{world.file_label}.jsonl"
     pipeline = BatchPipeline(
         walk=order.walk,
         endless=order.settings.shuffle,
-        slots=RankOrder(
-            plan=plan,
-            world=options.world,
-            padded_by=None if options.pad is None else order.walk,
-            mixes=mixed is not None,
-        ),
+        slots=RankOrder(plan=plan, world=world, padded_by=padded_by, mixes=mixed is not None),
         reader=reader,
         images=decoding,
         finisher=Finisher(
-            recipes.fields,
-            mixed=mixed,
-            device=options.device,
-            memory=memory,
-            as_dict=options.as_dict or options.device_augment is not None,
+            recipes.fields, mixed=mixed, device=options.device, memory=memory, as_dict=as_dict
         ),
         bad_count=BadCount(
             samples=min(contents.samples, len(dataset)),
@@ -253,31 +245,19 @@ def _build(
             bad_samples=bad_samples,
             max_bad=MAX_BAD if options.max_bad is None else options.max_bad,
             membership=membership,
-            report=QuarantineFile(
-                dataset.cache_folder,
-                name=f"{contents.fingerprint[:16]}-{options.world.file_label}.jsonl",
-            ),
+            report=QuarantineFile(dataset.cache_folder, name=report),
             meter=meter,
         ),
         meter=meter,
         columns=(*dict.fromkeys(recipes.columns.values()),),
         membership=None if membership.store is None else membership,
-        on_device=_on_device(options, order, device),
+        on_device=on_device,
     )
-    meter.chunks = _watch_chunks(
-        dataset, order.settings, options.world, batch_size=options.per_rank
-    )
+    meter.chunks = _watch_chunks(dataset, order.settings, world, batch_size=options.per_rank)
     runner = PipelineRunner(
         pipeline,
         position,
-        ReadScale.of(
-            dataset,
-            options,
-            fields=reads,
-            are_slow=payloads.are_slow,
-            has_images=pipeline.has_images,
-            map_threads=max((one.threads for one in mappers if one is not None), default=None),
-        ),
+        ReadScale.of(pipeline, options, reads),
         decodes_ahead=options.device.type == "cpu" and (pipeline.has_images or options.pin_memory),
         prefetch=prefetch,
         timeout_s=timeout_s,
@@ -299,42 +279,6 @@ def _decodes_on_cpu(augments: Augments, device: torch.device) -> bool:
             "of a batch are decoded on one device. Put it into all of them, or into none."
         )
     return True
-
-
-def _on_device(
-    options: LoaderOptions, order: JobOrder, device: torch.device
-) -> DeviceAugment | None:
-    """Return what copies batches to the device of the loader, and calls the user's function on
-    them; None if neither is needed. options: those for decoding."""
-    copies = options.device != device
-    if options.device_augment is None and not copies:
-        return None
-    from penstock.pipeline.feed.device_augment import DeviceAugment  # few loaders need it
-
-    return DeviceAugment(
-        function=options.device_augment,
-        device=device,
-        copies=copies,
-        seed=order.settings.seed,
-        rank=options.world.rank,
-        walk=order.walk,
-    )
-
-
-def _part_meter(
-    dataset: Source, mixture: MixtureContents, plan: JobPlan, position: Position
-) -> PartMeter:
-    """Return the counters of the parts of a mixture."""
-    from penstock.pipeline.report import PartMeter
-    from penstock.readers import fixed_tokens
-
-    def consumed() -> NDArray[np.int64]:
-        counts = plan.part_counts(*position.cursor)
-        assert counts is not None
-        return counts
-
-    tokens = [fixed_tokens(part.schema, dataset.fields) for part in mixture.parts]
-    return PartMeter(mixture, consumed=consumed, tokens=tokens)
 
 
 def _shard_figures(dataset: Source) -> ShardFigures:

@@ -68,10 +68,8 @@ class BadSamples:
         """Return the rows of these ids whose samples are known to be bad, with reasons."""
         if not self._always and epoch not in self._in_epoch:
             return {}
-        reasons = (
-            (row, self.reason(epoch, delivery.of(row, i))) for row, i in enumerate(ids.tolist())
-        )
-        return {row: reason for row, reason in reasons if reason is not None}
+        every = [self.reason(epoch, delivery.of(row, i)) for row, i in enumerate(ids.tolist())]
+        return {row: reason for row, reason in enumerate(every) if reason is not None}
 
     def record(self, epoch: int, sample: DeliveredSample, reason: str, *, lasting: bool) -> None:
         """Record that a sample is bad in a delivery. lasting: in every one."""
@@ -272,11 +270,7 @@ class BadCount:
 
     def take_over(self, other: BadCount) -> None:
         """Continue the counts of another object, which counts no more."""
-        self._reasons, self._counted = other._reasons, other._counted
-        self._stopped = other._stopped
-        self._count, self._before, self._total = other._count, other._before, other._total
-        self._past = other._past
-        self._earlier, self._published = other._earlier, other._published
+        vars(self).update((k, v) for k, v in vars(other).items() if k.startswith("_"))
 
     def restore(self, bad: int, *, before: int = 0, begins: bool = True) -> None:
         """Continue an epoch of which `bad` samples were counted earlier; all ranks do so together.
@@ -293,22 +287,17 @@ class BadCount:
         self._published = []
 
     def _write(self, bad: Mapping[int, str], epoch: int) -> None:
-        if bad:
-            names = self._names(list(bad))
-            self.report.append(
-                [
-                    {"id": i, "name": name, "reason": why, "epoch": epoch}
-                    for (i, why), name in zip(bad.items(), names, strict=True)
-                ]
-            )
-            self.meter.quarantine = self.report.path
-
-    def _names(self, ids: list[int]) -> Sequence[str]:
-        if self.names is not None:
-            # If a shard can't be opened any more, the ids have to suffice.
-            with contextlib.suppress(PenstockError):
-                return self.names(ids)
-        return [""] * len(ids)
+        if not bad:
+            return
+        names: Sequence[str] = [""] * len(bad)
+        with contextlib.suppress(PenstockError):  # of a shard that can't be opened any more
+            names = names if self.names is None else self.names([*bad])
+        found: list[dict[str, str | int]] = [
+            {"id": i, "name": name, "reason": why, "epoch": epoch}
+            for (i, why), name in zip(bad.items(), names, strict=True)
+        ]
+        self.report.append(found)
+        self.meter.quarantine = self.report.path
 
     def _warn(self, sample_id: int, reason: str) -> None:
         listed = f", listed in {self.report.path}" if self.report.path else ""

@@ -54,7 +54,7 @@ class Batch:
     content: SampleBatch
     bad: Mapping[int, str]
     valid: NDArray[np.bool_] | None
-    draws: Mapping[str, Draws] = field(default_factory=dict)
+    draws: dict[str, Draws] = field(default_factory=dict)
     mix: Mix | None = None
     filled: Mapping[str, DenseColumn | RaggedColumn] = field(default_factory=dict)
     read_s: float = 0.0
@@ -85,11 +85,6 @@ class Batch:
     def samples(self) -> int:
         """The number of samples that the user gets."""
         return len(self.mix.partner) if self.mix else len(self.own)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes that were read for the samples."""
-        return self.content.bytes_read
 
     @property
     def left_out(self) -> Mapping[int, str]:

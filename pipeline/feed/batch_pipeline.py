@@ -177,7 +177,7 @@ class BatchPipeline:
     def decode(self, batch: Batch) -> None:
         """Wait for the images of the oldest batch in DALI, which must be this one."""
         if self.images is not None:
-            found = self.images.collect(batch.content, batch.draws, batch.left_out)
+            found = self.images.collect(batch.content, batch.left_out)
             if bad := _fill_in(batch, found):
                 self._replace(batch, bad, self.images)
 

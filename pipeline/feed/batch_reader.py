@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from penstock.readers import Encoded, Source
     from penstock.readers.fieldtypes import Column, ColumnCrop, ValueChecks
 
+    Ints = NDArray[np.int64]
+    Bad = dict[int, str]
+    Crops = Mapping[str, ColumnCrop]
     Undecodable = Mapping[str, Mapping[int, str]]
     """Rows that don't decode, by image field, with reasons."""
     Decode = Callable[[Encoded], Any]
@@ -51,10 +54,9 @@ class BatchReader:
     decoded images in memory; None if every sample is read each time. maps: calls the recipe's
     Maps; None without any. crops: draws the parts of arrays to read; None to read whole arrays.
     fields: to read; None for those of the dataset. boxes: finds bad boxes that no index has
-    checked; None if there are none. blocks: memory for large arrays. probe: samples
-    the batches that were read. bad_headers: `penstock.augment.bad_headers`; None without images.
-    augments, readers: of a mixture whose parts have different recipes, these and a reader for each,
-    which has their recipes, maps and crops.
+    checked; None if there are none. blocks: memory for large arrays. probe: samples the batches
+    that were read. augments, readers: of a mixture whose parts have different recipes, these and a
+    reader for each, which has their recipes, maps and crops.
     """
 
     dataset: Source
@@ -69,7 +71,6 @@ class BatchReader:
     crops: ArrayDraws | None = None
     boxes: ValueChecks | None = None
     blocks: Blocks = field(default_factory=Blocks)
-    bad_headers: Callable[..., Mapping[int, str]] | None = None
     augments: Augments | None = None
     readers: tuple[BatchReader, ...] = ()
 
@@ -103,7 +104,7 @@ class BatchReader:
             valid = valid.copy()
             valid[list(bad)] = False
             # A bad sample has no boxes, and nothing that belongs to boxes.
-            content = self.payloads.emptied(_emptied(content, sorted(bad)), sorted(bad))
+            content = self.payloads.emptied(content, sorted(bad)) if bad else content
         image = next(iter(self.recipes), None)
         self.probe.sample(None if image is None else content.encoded(image))
         bounds = [0, *accumulate(len(each.rows) for each in slots)]
@@ -172,13 +173,7 @@ class BatchReader:
         return reasons
 
     def _read(
-        self,
-        own: NDArray[np.int64],
-        epoch: int,
-        delivery: Delivery,
-        *,
-        bad: dict[int, str],
-        rows: NDArray[np.int64] | None = None,
+        self, own: Ints, epoch: int, delivery: Delivery, *, bad: Bad, rows: Ints | None = None
     ) -> SampleBatch:
         """Read samples by id, with substitutes for bad ones.
 
@@ -211,11 +206,7 @@ class BatchReader:
         return not is_cropped and (self.maps is None or not self.maps.is_random)
 
     def _read_once(
-        self,
-        ids: NDArray[np.int64],
-        delivery: Delivery,
-        bad: dict[int, str],
-        rows: NDArray[np.int64] | None = None,
+        self, ids: Ints, delivery: Delivery, bad: Bad, rows: Ints | None = None
     ) -> SampleBatch:
         """Read samples from memory or from files, and decode all but images.
 
@@ -239,16 +230,12 @@ class BatchReader:
         return content
 
     def _read_by_recipe(
-        self,
-        ids: NDArray[np.int64],
-        delivery: Delivery,
-        bad: dict[int, str],
-        rows: NDArray[np.int64] | None,
+        self, ids: Ints, delivery: Delivery, bad: Bad, rows: Ints | None
     ) -> SampleBatch:
         """Read samples as `_read_once`, those of each recipe by its own reader."""
         assert self.augments is not None
         batches: list[SampleBatch] = []
-        places: list[NDArray[np.int64]] = []
+        places: list[Ints] = []
         for number, own in self.augments.split(ids):
             found: dict[int, str] = {}
             some = None if rows is None else rows[own]
@@ -259,11 +246,7 @@ class BatchReader:
         return interleaved(batches, places)
 
     def _read_files(
-        self,
-        ids: NDArray[np.int64],
-        bad: dict[int, str],
-        rows: NDArray[np.int64] | None = None,
-        crops: Mapping[str, ColumnCrop] | None = None,
+        self, ids: Ints, bad: Bad, rows: Ints | None = None, crops: Crops | None = None
     ) -> SampleBatch:
         """Read samples, and check the image headers that this process reads for the first time.
 
@@ -277,11 +260,13 @@ class BatchReader:
         if self.boxes is not None:
             found = self.boxes(content)
             bad |= {row: why for row, why in found.items() if row not in bad}
-        if self.bad_headers is None:
+        if not self.recipes:
             return content
         new = [row for row in self.bad_samples.unseen(places).tolist() if row not in bad]
         if not new:
             return content
+        from penstock.augment import bad_headers  # needed by the first epoch of images only
+
         contents = self.dataset.contents
         # Indexing has checked the size of all images that aren't in chunks.
         max_pixels = None if contents.units is None else contents.max_pixels
@@ -289,23 +274,12 @@ class BatchReader:
             present = content.present.get(image)
             those = new if present is None else [row for row in new if present[row]]
             images = content.encoded(image)
-            some = EncodedBatch(
-                ids=ids[those],
-                encoded=[images.encoded[row] for row in those],
-                dims=images.dims[those],
-            )
-            for place, why in self.bad_headers(some, max_pixels=max_pixels).items():
+            encoded = [images.encoded[row] for row in those]
+            some = EncodedBatch(ids=ids[those], encoded=encoded, dims=images.dims[those])
+            for place, why in bad_headers(some, max_pixels=max_pixels).items():
                 bad[those[place]] = self.payloads.reason(image, why)
         self.bad_samples.mark_seen(places[[row for row in new if row not in bad]])
         return content
-
-
-def _emptied(content: SampleBatch, rows: list[int]) -> SampleBatch:
-    """Return the samples with empty ragged values in some rows."""
-    if not rows:
-        return content
-    ragged = {n: c.emptied(rows) for n, c in content.columns.items() if isinstance(c, RaggedColumn)}
-    return content.with_columns(ragged)
 
 
 class Payloads:
@@ -331,18 +305,20 @@ class Payloads:
         return f"{field}: {why}" if self._names_fields else why
 
     def emptied(self, content: SampleBatch, rows: Sequence[int]) -> SampleBatch:
-        """Return the samples without the decoded values that belong to boxes in some rows."""
-        columns: dict[str, Column] = {}
+        """Return the samples with empty ragged values, and without the decoded values that belong
+        to boxes, in some rows."""
+        columns: dict[str, Column] = {
+            n: c.emptied(rows) for n, c in content.columns.items() if isinstance(c, RaggedColumn)
+        }
         for name in self._rows_of_boxes:
             column = content.columns[name]
-            if rows and isinstance(column, ListColumn):
+            if isinstance(column, ListColumn):
                 _, empty, joined = self._decoders[name]
-                columns[name] = joined(
-                    [empty if i in rows else x for i, x in enumerate(column.samples)]
-                )
-        return content.with_columns(columns) if columns else content
+                kept = [empty if i in rows else each for i, each in enumerate(column.samples)]
+                columns[name] = joined(kept)
+        return content.with_columns(columns)
 
-    def __call__(self, content: SampleBatch, bad: dict[int, str]) -> SampleBatch:
+    def __call__(self, content: SampleBatch, bad: Bad) -> SampleBatch:
         """Return the samples with these columns decoded; missing and bad values are empty.
 
         bad: rows known to be bad; those that don't decode are added, with reasons.

@@ -8,7 +8,8 @@ shapes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from itertools import compress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,13 +20,13 @@ from penstock.pipeline.options import checked_augment
 from penstock.readers.fieldtypes import base_name, image_fields, stored_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.augment import ArrayCrop, CheckedRecipe, FieldLists, PlacedMap, Recipes
     from penstock.pipeline.options import LoaderOptions
-    from penstock.readers import ImageRange, MixtureContents, Source
+    from penstock.readers import Contents, ImageRange, MixtureContents, Source
     from penstock.readers.fieldtypes import Schema
 
     Ints = NDArray[np.int64]
@@ -102,13 +103,10 @@ def mapped_fields(dataset: Source, recipe: Recipes | None) -> MappedFields:
 
 
 def make_recipes(
-    dataset: Source,
-    options: LoaderOptions,
-    mapped: MappedFields,
-    ranges: Mapping[str, ImageRange] | None = None,
+    options: LoaderOptions, mapped: MappedFields, ranges: Mapping[str, ImageRange]
 ) -> FieldRecipes:
     """Check the recipe without its Maps against the fields that batches have. ranges: of the images
-    that get the recipe; None for all of the dataset."""
+    that get the recipe."""
     types = (mapped.schema[name] for name in mapped.fields if name in mapped.schema)
     # Images, and what follows them, are processed even without operations.
     has_images = any(t.is_image or t.refers_to == "image" or t.follows for t in types)
@@ -117,8 +115,7 @@ def make_recipes(
     else:
         from penstock.augment import check_recipes
 
-        images = dataset.contents.images if ranges is None else ranges
-        recipes = check_recipes(mapped.augment, mapped.schema, mapped.fields, images, mapped.salts)
+        recipes = check_recipes(mapped.augment, mapped.schema, mapped.fields, ranges, mapped.salts)
     if options.as_dict and options.pad and VALID in recipes.fields:
         raise ConfigError(
             f'as_dict=True and pad="mask" add "{VALID}" to each batch, and the dataset has a field '
@@ -127,8 +124,7 @@ def make_recipes(
     return recipes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedAugment:
+class CheckedAugment(NamedTuple):
     """A recipe that was checked against a dataset. mapped: the fields after its Maps. recipes: its
     operations on each of them."""
 
@@ -171,7 +167,7 @@ def checked_augments(dataset: Source, options: LoaderOptions) -> Augments:
     mixture = dataset.contents.mixture
     if mixture is None or not mixture.augments:
         mapped = mapped_fields(dataset, options.augment)
-        one = CheckedAugment(mapped=mapped, recipes=make_recipes(dataset, options, mapped))
+        one = CheckedAugment(mapped, make_recipes(options, mapped, dataset.contents.images))
         return Augments(each=(one,), reads=mapped.reads)
     recipes, numbers = recipes_of_parts(mixture, options)
     owners = [numbers.index(number) for number in range(len(recipes))]  # one part of each
@@ -179,14 +175,14 @@ def checked_augments(dataset: Source, options: LoaderOptions) -> Augments:
     for number, recipe in enumerate(recipes):
         try:
             mapped = mapped_fields(dataset, recipe)
-            ranges = _ranges(dataset, mixture, [own == number for own in numbers])
-            checked = make_recipes(dataset, options, mapped, ranges)
+            ranges = _ranges(dataset, compress(mixture.parts, [n == number for n in numbers]))
+            checked = make_recipes(options, mapped, ranges)
         except RecipeError as error:
             owner = mixture.names[owners[number]]
             raise RecipeError(f'The recipe of the part "{owner}": {error}') from error
         if len(recipes) > 1:
             _check_sizes(checked)
-        each.append(CheckedAugment(mapped=mapped, recipes=checked))
+        each.append(CheckedAugment(mapped, checked))
         _check_alike(each, [mixture.names[owner] for owner in owners])
     if len(each) > 1 and options.resident is True:
         raise ConfigError(
@@ -221,13 +217,12 @@ def recipes_of_parts(
     return different, numbers
 
 
-def _ranges(dataset: Source, mixture: MixtureContents, own: Sequence[bool]) -> dict[str, Any]:
-    """Return the bounds of the sizes of each image field in some of the parts; of all parts if
-    those lack it. own: True for the parts."""
+def _ranges(dataset: Source, parts: Iterable[Contents]) -> dict[str, Any]:
+    """Return the bounds of the sizes of each image field in some parts; of all if those lack
+    it."""
     from penstock.readers.formats import join_ranges  # needed by such mixtures only
 
-    parts = [part for part, is_own in zip(mixture.parts, own, strict=True) if is_own]
-    found = {}
+    found, parts = {}, [*parts]
     for name, whole in dataset.contents.images.items():
         ranges = [part.images[name] for part in parts if name in part.images]
         found[name] = join_ranges(ranges) if ranges else whole
@@ -237,10 +232,8 @@ def _ranges(dataset: Source, mixture: MixtureContents, own: Sequence[bool]) -> d
 def _check_alike(each: Sequence[CheckedAugment], owners: Sequence[str]) -> None:
     """Raise RecipeError if the last recipe gives batches of another form than the first. owners: a
     part with each of the recipes."""
-    first, last = each[0], each[-1]
-    forms = [_form(first), _form(last)]
-    names = [*dict.fromkeys(name for form in forms for name in form)]
-    for name in names:
+    forms = [_form(each[0]), _form(each[-1])]
+    for name in dict.fromkeys(name for form in forms for name in form):
         one, other = (form.get(name, "no such field") for form in forms)
         if one != other:
             raise RecipeError(
@@ -272,8 +265,8 @@ def _form(augment: CheckedAugment) -> dict[str, Any]:
             continue
         if (recipe := recipes.images.get(name)) is None:
             found[name] = schema.get(name, "as it is stored")
-            if (operation := recipes.columns.get(name)) is not None:
-                found[name] = f"{found[name]}, {operation}"
+            if name in recipes.columns:
+                found[name] = f"{found[name]}, {recipes.columns[name]}"
             continue
         found[name] = _images(recipe)
         if recipe.form == "list":

@@ -59,9 +59,8 @@ class DeviceBatch(dict[str, Any]):
                 "uniform: this batch is a copy without its samples' ids: call the method on the "
                 "batch that device_augment= got."
             )
-        ids, delivery, seed = self._keys
-        epoch, occurrences = delivery.epoch, delivery.occurrences
-        return keyed_uniform(ids, epoch=epoch, n=n, seed=seed, occurrences=occurrences)
+        ids, of, seed = self._keys
+        return keyed_uniform(ids, epoch=of.epoch, n=n, seed=seed, occurrences=of.occurrences)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -111,9 +110,7 @@ class DeviceAugment:
     def _call(self, function: DeviceFunction, batch: Batch) -> None:
         start = batch.step.start
         whole = DeviceBatch.of(batch, device=self.device, seed=self.seed)
-        if (
-            self._is_cuda and not self.copies
-        ):  # DALI's memory is freed in the order of one stream, but two use it
+        if self._is_cuda and not self.copies:  # DALI frees memory in one stream's order; two use it
             whole.update({name: _copied(value) for name, value in whole.items()})
         key = keyed_hash(self.seed, start.epoch, start.position, self.rank)
         generator = torch.Generator(self.device).manual_seed(int(key) >> 1)

@@ -65,25 +65,18 @@ def freeze_order(
             "smaller batch or drop_last=False."
         )
     walk = Walk(samples=samples, schedule=schedule, drop_last=options.drop_last)
-    return JobOrder(
-        source=source,
-        settings=settings,
-        walk=walk,
-        lane_order=lane_order,
-        aspects=_aspects(source, settings, options),
-    )
-
-
-def _aspects(source: Source, settings: PlanSettings, options: LoaderOptions) -> Aspects | None:
-    """Return the aspects of the images; None if batches don't depend on them. Raises ConfigError
-    for data whose index has none."""
+    order = JobOrder(source=source, settings=settings, walk=walk, lane_order=lane_order)
     if settings.aspects is None:
-        return None
+        return order
+    return replace(order, aspects=_aspects(source, settings.aspects.field, options))
+
+
+def _aspects(source: Source, field: str, options: LoaderOptions) -> Aspects:
+    """Return the aspects of the images. Raises ConfigError for data whose index has none."""
     from penstock.pipeline.plan import Aspects  # needed by such jobs only
 
     if source.contents.mixture is not None:
         _check_mixture(source, source.contents.mixture, options, what='bucket_by="aspect"')
-    field = settings.aspects.field
     if not source.contents.are_checked:
         raise ConfigError(
             f'bucket_by="aspect": the index of {source.url} doesn\'t record the sizes of its '
@@ -107,21 +100,28 @@ def _image_field(source: Source) -> str:
 
 
 def _by_tokens(
-    source: Source,
-    options: LoaderOptions,
-    settings: PlanSettings | None,
-    lane_order: LaneOrder | None,
+    source: Source, options: LoaderOptions, settings: PlanSettings | None, lanes: LaneOrder | None
 ) -> JobOrder:
     """Return the order of a job whose batches are cut by tokens."""
     if source.contents.mixture is not None:
         _check_mixture(source, source.contents.mixture, options)
     if settings is None:
-        buckets = freeze_buckets(source, options)
+        from penstock.pipeline.plan import bucket_settings  # needed by such jobs only
+
+        (field, tokens), ranks = token_field(source, options), options.world.size
+        buckets = bucket_settings(
+            field,
+            tokens=tokens * ranks,
+            is_padded=_is_padded(field, source, options),
+            ranks=ranks,
+            some=_sampled_lengths(source, field),
+        )
+        check_tokens(source, buckets, ranks=ranks)
         first = options.first_settings(source.contents, global_batch=buckets.batch)
         settings = replace(first, buckets=buckets)
     else:
         check_resumed(source, settings.buckets, options, ranks=options.world.size)
-    return bucket_order(source, settings, lane_order)
+    return bucket_order(source, settings, lanes)
 
 
 def bucket_order(
@@ -196,23 +196,6 @@ def _readers_warning(order: JobOrder, options: LoaderOptions) -> str | None:
 
 # The sampled lengths: of so many evenly spread shards, the first so many samples each.
 _SHARDS, _SAMPLES = 16, 256
-
-
-def freeze_buckets(source: Source, options: LoaderOptions) -> BucketSettings:
-    """Decide how batches are cut at a job's first start. Raises ConfigError and PlanError."""
-    from penstock.pipeline.plan import bucket_settings  # needed by such jobs only
-
-    field, tokens = token_field(source, options)
-    ranks = options.world.size
-    settings = bucket_settings(
-        field,
-        tokens=tokens * ranks,
-        is_padded=_is_padded(field, source, options),
-        ranks=ranks,
-        some=_sampled_lengths(source, field),
-    )
-    check_tokens(source, settings, ranks=ranks)
-    return settings
 
 
 def token_field(source: Source, options: LoaderOptions) -> tuple[str, int]:
@@ -362,8 +345,7 @@ def check_resumed(
             f"The state's global batches of {settings.tokens:,} tokens apply, so that no sample is "
             f"lost: {settings.tokens // ranks:,} a rank on {ranks}, instead of "
             f"batch_tokens={tokens:,}. A rank's batch may hold up to {most:,}: each global batch "
-            f"was cut into "
-            f"{settings.bins} part{'s'[: settings.bins > 1]}, and {ranks} "
+            f"was cut into {settings.bins} part{'s'[: settings.bins > 1]}, and {ranks} "
             f"rank{'s'[: ranks > 1]} read{'s'[: ranks == 1]} it.",
             PenstockWarning,
             stacklevel=5,

@@ -40,19 +40,23 @@ from penstock.readers.fieldtypes import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.augment import FieldRecipes, ImageMoves, Images, Mix
     from penstock.pipeline.feed.batch import Batch
-    from penstock.pipeline.feed.checked_recipes import Augments, CheckedAugment
+    from penstock.pipeline.feed.checked_recipes import Augments
     from penstock.pipeline.feed.resident_images import ResidentImages
     from penstock.pipeline.options import LoaderOptions
     from penstock.pipeline.plan import Delivery, JobOrder
     from penstock.readers import EncodedBatch, ImageRange, Source
     from penstock.readers.fieldtypes import Column, SampleBatch, Schema
 
+    Ints = NDArray[np.int64]
+    Reasons = Mapping[int, str]
+    DrawsByField = dict[str, Draws]
+    ImagesByField = dict[str, DecodedBatch]
 
 _MISSING = "it has no such image"
 
@@ -76,7 +80,7 @@ class ImageDecoding:
 
     def draw(
         self, content: SampleBatch, delivery: Delivery, key: tuple[int, int]
-    ) -> tuple[dict[str, Draws], SampleBatch]:
+    ) -> tuple[DrawsByField, SampleBatch]:
         """Draw the numbers of each sample, by image field, and move masks, boxes and points.
 
         A substitute has the numbers of its own id. key: of the global batch. Returns the draws, and
@@ -127,37 +131,26 @@ class ImageDecoding:
             return None
         # By the plan's ids, so that a substitute is mixed as the sample that it replaces.
         ids, recipe = batch.own[: slots.real], self.recipes.images[image]
-        delivery = batch.delivery.take(slice(slots.real))
-        return draw_mix(
-            recipe,
-            ids,
-            slots.partner,
-            seed=self.seed,
-            epoch=delivery.epoch,
-            occurrences=delivery.occurrences,
-        )
+        of = batch.delivery.take(slice(slots.real))
+        keys: Any = {"seed": self.seed, "epoch": of.epoch, "occurrences": of.occurrences}
+        return draw_mix(recipe, ids, slots.partner, **keys)
 
-    def feed(
-        self, content: SampleBatch, draws: Mapping[str, Draws], left_out: Mapping[int, str]
-    ) -> None:
+    def feed(self, content: SampleBatch, draws: DrawsByField, left_out: Reasons) -> None:
         """Feed samples to all graphs, which work on several batches at once. left_out: rows that
         aren't decoded, with reasons."""
         for field, graph in self.graphs.items():
             encoded, drawn = content.encoded(field), draws[field]
-            missing: Mapping[int, str] = _missing(content, field)
+            missing: Reasons = _missing(content, field)
             if missing:
                 encoded, drawn, missing = _with_stand_ins(encoded, drawn, missing, left_out)
             graph.feed(encoded, drawn, bad={**missing, **left_out})
 
-    def collect(
-        self, content: SampleBatch, draws: Mapping[str, Draws], left_out: Mapping[int, str]
-    ) -> dict[str, DecodedBatch]:
+    def collect(self, content: SampleBatch, left_out: Reasons) -> ImagesByField:
         """Wait for the oldest samples that were fed, which must be these, and return their images.
 
         Missing images are zeros, and not bad; nor are rows that were left out.
         """
-        del draws
-        found: dict[str, DecodedBatch] = {}
+        found: ImagesByField = {}
         for field, graph in self.graphs.items():
             decoded = graph.outputs_marked()
             missing = _missing(content, field)
@@ -168,17 +161,15 @@ class ImageDecoding:
             found[field] = DecodedBatch(decoded.images, new)
         return found
 
-    def decode(self, content: SampleBatch, draws: Mapping[str, Draws]) -> dict[str, DecodedBatch]:
+    def decode(self, content: SampleBatch, draws: DrawsByField) -> ImagesByField:
         """Decode a few samples at once, ahead of the batches that were fed.
 
         Missing images are zeros, and not bad.
         """
-        found: dict[str, DecodedBatch] = {}
+        found: ImagesByField = {}
         for field, graph in self.graphs.items():
-            missing = _missing(content, field)
-            rows = [
-                row for row in range(len(content)) if row not in missing
-            ]  # DALI gets no empty bytes
+            missing = _missing(content, field)  # DALI gets no empty bytes
+            rows = [row for row in range(len(content)) if row not in missing]
             few = {name: values[rows] for name, values in draws[field].items()}
             decoded = graph.decode(content.take(rows).encoded(field), few)
             images: Any = graph.zeros(len(content), draws[field])
@@ -194,12 +185,11 @@ class ImageDecoding:
 
     def close(self) -> None:
         """Release the graphs, then the images from which they were fed."""
-        try:
-            for graph in self.graphs.values():
-                graph.close()
-        finally:
+        with contextlib.ExitStack() as stack:
             if self.resident is not None:
-                self.resident.close()
+                stack.callback(self.resident.close)
+            for graph in self.graphs.values():
+                stack.callback(graph.close)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,12 +203,8 @@ class PartDecoding:
 
     augments: Augments
     decodings: tuple[ImageDecoding, ...]
-    resident: None = None
-
-    @property
-    def has_joint_size(self) -> bool:
-        """True if the size of a batch's images depends on all of them."""
-        return False  # such recipes are refused
+    resident = None
+    has_joint_size = False  # such recipes are refused
 
     @property
     def graphs(self) -> Mapping[str, Graph]:
@@ -232,11 +218,11 @@ class PartDecoding:
 
     def draw(
         self, content: SampleBatch, delivery: Delivery, key: tuple[int, int]
-    ) -> tuple[dict[str, Draws], SampleBatch]:
+    ) -> tuple[DrawsByField, SampleBatch]:
         """Draw the numbers of each sample, and move what follows images, as `ImageDecoding`."""
-        draws: dict[str, Draws] = {}
+        draws: DrawsByField = {}
         moved: list[SampleBatch] = []
-        places: list[NDArray[np.int64]] = []
+        places: list[Ints] = []
         for number, rows in self.augments.split(content.ids):
             some = content.take(rows) if self._has_followers else self._images(content, rows)
             own, after = self.decodings[number].draw(some, delivery.take(rows), key)
@@ -257,45 +243,37 @@ class PartDecoding:
             share[rows], box[rows], boxed[rows] = own.share[rows], own.box[rows], own.boxed[rows]
         return replace(mix, share=share, box=box, boxed=boxed)
 
-    def feed(
-        self, content: SampleBatch, draws: Mapping[str, Draws], left_out: Mapping[int, str]
-    ) -> None:
+    def feed(self, content: SampleBatch, draws: DrawsByField, left_out: Reasons) -> None:
         """Feed the samples of a batch to the graphs of their recipes."""
-        for decoding, rows, own in self._divided(content, draws):
-            decoding.feed(self._images(content, rows), own, _of_rows(left_out, rows))
-
-    def collect(
-        self, content: SampleBatch, draws: Mapping[str, Draws], left_out: Mapping[int, str]
-    ) -> dict[str, DecodedBatch]:
-        """Wait for the images of the oldest batch, which must be this one, and return them."""
-        parts = [
-            (rows, decoding.collect(self._images(content, rows), own, _of_rows(left_out, rows)))
-            for decoding, rows, own in self._divided(content, draws)
-        ]
-        return _joined(parts, len(content))
-
-    def decode(self, content: SampleBatch, draws: Mapping[str, Draws]) -> dict[str, DecodedBatch]:
-        """Decode a few samples at once, ahead of the batches that were fed."""
-        parts = [
-            (rows, decoding.decode(content.take(rows), own))
-            for decoding, rows, own in self._divided(content, draws)
-        ]
-        return _joined(parts, len(content))
-
-    def _divided(
-        self, content: SampleBatch, draws: Mapping[str, Draws]
-    ) -> Iterator[tuple[ImageDecoding, NDArray[np.int64], dict[str, Draws]]]:
-        """Yield the decoding of each recipe in a batch, the rows that it decodes and their
-        draws."""
         for number, rows in self.augments.split(content.ids):
-            decoding = self.decodings[number]
-            yield decoding, rows, {field: draws[f"{number}/{field}"] for field in decoding.graphs}
+            images, own = self._images(content, rows), self._own(draws, number)
+            self.decodings[number].feed(images, own, _of_rows(left_out, rows))
+
+    def collect(self, content: SampleBatch, left_out: Reasons) -> ImagesByField:
+        """Wait for the images of the oldest batch, which must be this one, and return them."""
+        parts = []
+        for number, rows in self.augments.split(content.ids):
+            images, reasons = self._images(content, rows), _of_rows(left_out, rows)
+            parts.append((rows, self.decodings[number].collect(images, reasons)))
+        return _joined(parts, len(content))
+
+    def decode(self, content: SampleBatch, draws: DrawsByField) -> ImagesByField:
+        """Decode a few samples at once, ahead of the batches that were fed."""
+        parts = []
+        for number, rows in self.augments.split(content.ids):
+            own = self._own(draws, number)
+            parts.append((rows, self.decodings[number].decode(content.take(rows), own)))
+        return _joined(parts, len(content))
+
+    def _own(self, draws: DrawsByField, number: int) -> DrawsByField:
+        """Return the draws of the samples of a recipe."""
+        return {field: draws[f"{number}/{field}"] for field in self.graphs}
 
     @property
     def _has_followers(self) -> bool:
         return bool(self.decodings[0].recipes.followers)
 
-    def _images(self, content: SampleBatch, rows: NDArray[np.int64]) -> SampleBatch:
+    def _images(self, content: SampleBatch, rows: Ints) -> SampleBatch:
         """Return only the images of some samples."""
         return content.without(content.columns.keys() - self.graphs.keys()).take(rows)
 
@@ -311,22 +289,20 @@ class PartDecoding:
                 stack.callback(decoding.close)
 
 
-def _of_rows(reasons: Mapping[int, str], rows: NDArray[np.int64]) -> dict[int, str]:
+def _of_rows(reasons: Reasons, rows: Ints) -> dict[int, str]:
     """Return the reasons of some rows, by their places among them."""
     if not reasons:
         return {}
     return {place: reasons[row] for place, row in enumerate(rows.tolist()) if row in reasons}
 
 
-def _joined(
-    parts: Sequence[tuple[NDArray[np.int64], dict[str, DecodedBatch]]], count: int
-) -> dict[str, DecodedBatch]:
+def _joined(parts: Sequence[tuple[Ints, ImagesByField]], count: int) -> ImagesByField:
     """Join the images of parts of a batch of count samples, at least one part. Each has its rows
     and its images by field."""
     (_, first), *others = parts
     if not others or not first:
         return first
-    found: dict[str, DecodedBatch] = {}
+    found: ImagesByField = {}
     for field in first:
         bad: dict[int, str] = {}
         outputs = [(rows, part[field].outputs(field)) for rows, part in parts]
@@ -341,7 +317,7 @@ def _joined(
     return found
 
 
-def _joined_images(parts: Sequence[tuple[NDArray[np.int64], Any]], count: int) -> Any:
+def _joined_images(parts: Sequence[tuple[Ints, Any]], count: int) -> Any:
     """Join tensors or lists of images. parts: rows of the result, each with their images."""
     import torch
 
@@ -390,8 +366,8 @@ def _missing(content: SampleBatch, field: str) -> dict[int, str]:
 
 
 def _with_stand_ins(
-    images: EncodedBatch, draws: Draws, missing: Mapping[int, str], left_out: Mapping[int, str]
-) -> tuple[EncodedBatch, Draws, Mapping[int, str]]:
+    images: EncodedBatch, draws: Draws, missing: Reasons, left_out: Reasons
+) -> tuple[EncodedBatch, Draws, Reasons]:
     """Replace missing images, and their draws, by the batch's smallest image.
 
     Returns the images, the draws, and the rows that are still missing. Decoding some images in vain
@@ -488,65 +464,38 @@ def thread_shares(threads: int, ranges: Mapping[str, ImageRange]) -> dict[str, i
     return {field: -(-threads * each // total) for field, each in pixels.items()}
 
 
-def _decoding_of(
-    augment: CheckedAugment,
-    dataset: Source,
-    options: LoaderOptions,
-    order: JobOrder,
-    *,
-    threads: int,
-    is_alone: bool,
-) -> ImageDecoding:
-    """Build the parts that decode, augment and mix images by one recipe. is_alone: no other recipe
-    decodes images of the dataset."""
-    mapped, recipes = augment.mapped, augment.recipes
-    contents, samples = dataset.contents, int(dataset.contents.sizes.sum())
-    mixed = make_mixed(dataset, mapped.schema, options, recipes)
-    resident: ResidentImages | None = None
-    if options.resident is not False and is_alone:
-        from penstock.pipeline.feed.resident_images import make_resident
-
-        resident = make_resident(dataset, options, order, recipes.images, mapped, threads=threads)
-    shares = thread_shares(threads, {field: contents.images[field] for field in recipes.images})
-    elsewhere = order.partners_elsewhere(options.world) if options.world.size > 1 else 0
-    graphs: dict[str, Graph] = {}
-    decoding = ImageDecoding(
-        recipes=recipes,
-        seed=order.settings.seed,
-        graphs=graphs,
-        units=BoxUnits(enough=min(8, samples)),
-        mixed=mixed,
-        resident=resident,
-    )
-    try:
-        for field, recipe in recipes.images.items():
-            plan = GraphPlan(
-                recipe,
-                batch_size=options.per_rank + (elsewhere if recipe.mixing else 0),
-                threads=shares[field],
-                device_id=options.device.index,
-                deterministic=options.deterministic,
-            )
-            graphs[field] = Graph(plan, kept=None if resident is None else resident.feed)
-    except BaseException:
-        decoding.close()
-        raise
-    return decoding
-
-
 def make_decoding(
-    dataset: Source, options: LoaderOptions, order: JobOrder, augments: Augments, *, threads: int
+    options: LoaderOptions, order: JobOrder, augments: Augments, *, threads: int
 ) -> ImageDecoding | PartDecoding:
-    """Build what decodes the images of all recipes of a loader. Raises ConfigError."""
-    made: list[ImageDecoding] = []
-    try:
-        for each in augments.each:
-            is_alone = len(augments.each) == 1
-            made.append(
-                _decoding_of(each, dataset, options, order, threads=threads, is_alone=is_alone)
+    """Build what decodes, augments and mixes the images of all recipes of a loader. Raises
+    ConfigError."""
+    dataset, seed, made = order.source, order.settings.seed, list[ImageDecoding]()
+    elsewhere = order.partners_elsewhere(options.world) if options.world.size > 1 else 0
+    with contextlib.ExitStack() as stack:  # closes what is built if the rest can't be
+        for augment in augments.each:
+            recipes, kept = augment.recipes, None
+            mixed = make_mixed(dataset, augment.mapped.schema, options, recipes)
+            if options.resident is not False and len(augments.each) == 1:
+                from penstock.pipeline.feed.resident_images import make_resident
+
+                kept = make_resident(options, order, augment, threads=threads)
+            graphs: dict[str, Graph] = {}
+            units = BoxUnits(enough=min(8, int(dataset.contents.sizes.sum())))
+            decoding = ImageDecoding(
+                recipes=recipes, seed=seed, graphs=graphs, units=units, mixed=mixed, resident=kept
             )
-    except BaseException:
-        for decoding in made:
-            decoding.close()
-        raise
+            stack.callback(decoding.close)
+            images = dataset.contents.images
+            shares = thread_shares(threads, {field: images[field] for field in recipes.images})
+            for field, recipe in recipes.images.items():
+                plan = GraphPlan(
+                    recipe,
+                    batch_size=options.per_rank + (elsewhere if recipe.mixing else 0),
+                    threads=shares[field],
+                    device_id=options.device.index,
+                    deterministic=options.deterministic,
+                )
+                graphs[field] = Graph(plan, kept=None if kept is None else kept.feed)
+            made.append(decoding)
+        stack.pop_all()
     return PartDecoding(augments=augments, decodings=tuple(made)) if len(made) > 1 else made[0]

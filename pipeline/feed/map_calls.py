@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import re
 import threading
 import time
 import traceback
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
     from penstock.augment import PlacedMap
     from penstock.readers.fieldtypes import Column, FieldType
 
+    Names = Callable[[list[int]], list[str]]
+
 _SALT = 0x3A95F17C  # separates these hashes from those of order, draws and substitutes
 _REASON_CHARACTERS = 300
 
@@ -91,19 +94,16 @@ class CallFailed(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapCall:
     """A user's function and its declared results. Worker processes get it pickled. seed: keys its
-    random numbers, together with the Map's index. takes_rng: it gets random generators."""
+    random numbers, together with the Map's index."""
 
     map: PlacedMap
     seed: int
-    takes_rng: bool
 
     def __call__(self, task: MapTask) -> MapResult:
         """Call the function on all samples of a task. Raises CallFailed."""
         count, bad = len(task.ids), dict[int, str]()
-        collectors = {
-            name: Collector(name, type, count, of=self.map.op.name)
-            for name, type in self.map.returns.items()
-        }
+        returns, of = self.map.returns, self.map.op.name
+        collectors = {name: Collector(name, type, count, of=of) for name, type in returns.items()}
         if not self.map.op.batched:
             self._each(task, collectors, bad)
         elif count:
@@ -124,9 +124,7 @@ class MapCall:
         except CallFailed as failed:
             return CallFailed(failed.row, _sendable(failed.error))
 
-    def _each(
-        self, task: MapTask, collectors: Mapping[str, Collector], bad: dict[int, str]
-    ) -> None:
+    def _each(self, task: MapTask, collectors: dict[str, Collector], bad: dict[int, str]) -> None:
         """Call the function once per sample."""
         arguments = [samples_of(column) for column in task.columns]
         rngs = self._generators(task)
@@ -159,7 +157,7 @@ class MapCall:
 
     def _generators(self, task: MapTask) -> list[np.random.Generator]:
         """Return a random generator per sample; none if the function takes none."""
-        if not self.takes_rng:
+        if not self.map.op.takes_rng:
             return []
         keys = keyed_hash(self.seed, task.delivery.epoch, task.ids, _SALT, self.map.index)
         if task.delivery.occurrences is not None:
@@ -179,9 +177,7 @@ class MapCall:
                 raised = RuntimeError(
                     f"{name} raised StopIteration: does it call next() on an exhausted iterator?"
                 )
-            elif isinstance(error, ValueError) and any(
-                text in str(error) for text in ("read-only", "not writeable")
-            ):
+            elif isinstance(error, ValueError) and re.search("read-only|not writeable", str(error)):
                 raised = MapError(
                     f"{name} changes its argument in place, but the array belongs to the "
                     "dataset. Copy it first, as in x = x.copy()."
@@ -348,17 +344,9 @@ class _MapStage:
     spent on it, by the thread's id.
     """
 
-    def __init__(
-        self,
-        placed: PlacedMap,
-        *,
-        seed: int,
-        names: Callable[[list[int]], list[str]],
-        timeout_s: float,
-    ) -> None:
+    def __init__(self, placed: PlacedMap, seed: int, names: Names, timeout_s: float) -> None:
         self.map, self.op, self._names = placed, placed.op, names
-        self.takes_rng = self.op.takes_rng
-        self._call = MapCall(map=placed, seed=seed, takes_rng=self.takes_rng)
+        self._call = MapCall(map=placed, seed=seed)
         self.workers: WorkerProcesses | None = None
         self.seconds: dict[int, float] = {}
         if (count := self.op.processes) > 0:
@@ -372,15 +360,14 @@ class _MapStage:
         taken = batch
         if len(rows) < count:
             taken, delivery = batch.take(rows), delivery.take(rows)
-        columns = [
-            without_views(_column(taken, name), type) for name, type in self.map.takes.items()
-        ]
+        takes = self.map.takes
+        columns = [without_views(_column(taken, name), type) for name, type in takes.items()]
         result = self._run(MapTask(delivery=delivery, ids=taken.ids, columns=columns))
-        bad.update({rows[place]: why for place, why in result.bad.items()})
+        bad |= {rows[place]: why for place, why in result.bad.items()}
         new = dict(result.columns)
         for name, type in self.map.returns.items():
             if type.has_sides:
-                self._check_sizes(name, type.reference, new[name], taken, result.bad)
+                self._check_sizes(name, new[name], taken, result.bad)
             if len(rows) < count:  # empty values elsewhere
                 nothing = Collector(name, type, count).column()
                 new[name] = patched_column(nothing, rows, new[name]) if rows else nothing
@@ -419,21 +406,16 @@ class _MapStage:
         return [range(start, min(start + length, count)) for start in range(0, count, length)]
 
     def _check_sizes(
-        self,
-        name: str,
-        image: str | None,
-        masks: Column,
-        taken: SampleBatch,
-        bad: Mapping[int, str],
+        self, name: str, masks: Column, taken: SampleBatch, bad: Mapping[int, str]
     ) -> None:
         """Raise MapError for a mask of another size than its image. bad: rows without a mask."""
+        image = self.map.returns[name].reference
         images = taken.columns.get(image or "")
         if not isinstance(images, EncodedColumn) or images.dims is None:
             return
         assert isinstance(masks, ListColumn)
-        samples: list[Any] = list(masks.samples)
         present = taken.present.get(name)
-        for row, mask in enumerate(samples):
+        for row, mask in enumerate(masks.samples):
             size = tuple(images.dims[row].tolist())
             is_missing = row in bad or (present is not None and not present[row])
             if not is_missing and mask.shape != size:
@@ -474,28 +456,25 @@ class Mapper:
         maps: Sequence[PlacedMap],
         *,
         seed: int,
-        names: Callable[[list[int]], list[str]],
+        names: Names,
         timeout_s: float = STALL_TIMEOUT_S,
     ) -> None:
         """names: returns the names of samples, for errors. timeout_s: for one task of a process.
 
         Raises NotPicklableError for a function that can't be sent to processes.
         """
-        self._stages = [
-            _MapStage(each, seed=seed, names=names, timeout_s=timeout_s) for each in maps
-        ]
+        self._stages = [_MapStage(each, seed, names, timeout_s) for each in maps]
 
     @property
     def is_random(self) -> bool:
         """True if a sample's result may differ between epochs."""
-        return any(stage.takes_rng for stage in self._stages)
+        return any(stage.op.takes_rng for stage in self._stages)
 
     @property
     def threads(self) -> int:
         """The number of reading threads that keep all processes busy; 0 without processes."""
-        return max(
-            (s.op.processes if s.op.batched else 1 for s in self._stages if s.workers), default=0
-        )
+        ops = [stage.op for stage in self._stages if stage.workers]
+        return max((op.processes if op.batched else 1 for op in ops), default=0)
 
     @property
     def pids(self) -> list[int]:
@@ -551,6 +530,4 @@ def _column(batch: SampleBatch, name: str) -> Column:
         return batch.columns[name]
     if is_number(name, batch.columns):
         return DenseColumn(batch.ids)
-    field = name.removesuffix(PRESENT)
-    present: Any = batch.present.get(field)
-    return DenseColumn(np.ones(len(batch), np.bool_) if present is None else present)
+    return DenseColumn(batch.has(name.removesuffix(PRESENT)))

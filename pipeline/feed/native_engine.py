@@ -159,7 +159,7 @@ class NativeEngine:
         from penstock.pipeline.members import agreed_lane_order
 
         lane_order = agreed_lane_order(membership, self.order, self._position.start)
-        self._rebuild(self.options, self.order.settings, lane_order=lane_order)
+        self._rebuild(self.options, self.order.settings, lane_order)
         self._is_agreed = True
 
     def _begin_epoch(self, start: Cursor) -> None:
@@ -174,7 +174,7 @@ class NativeEngine:
             return
         state = state.moved(start)
         options = self._user_options.resumed(state, warns=False)
-        self._rebuild(options, state.plan, lane_order=self.order.lane_order)
+        self._rebuild(options, state.plan, self.order.lane_order)
         self._state = state
 
     # -- epochs and state
@@ -226,7 +226,7 @@ class NativeEngine:
         if self._assembly is not None:
             self._assembly.membership.compare_state(_describe(state))
             options = self._user_options.resumed(state)
-            self._rebuild(options, state.plan, lane_order=lane_order)
+            self._rebuild(options, state.plan, lane_order)
         self._position.restore(state.cursor)
         if self._assembly is not None:
             self._settle(state)
@@ -289,13 +289,12 @@ class NativeEngine:
         order, world = self.assembly.order, self.options.world
         begin = order.walk.cursor_of(step)
         size = order.walk.step_size(begin)
-        low, high = 0, size
-        if rank is not None and check_count("rank", rank, least=0) >= world.size:
-            raise PlanError(f"rank: got {rank}, wanted one within [0, {world.size}).")
         if self._samples_plan is None or self._samples_plan[0] is not order:
             self._samples_plan = order, order.plan()  # separate, as a plan caches one position
-        plan = self._samples_plan[1]
+        plan, low, high = self._samples_plan[1], 0, size
         if rank is not None:
+            if check_count("rank", rank, least=0) >= world.size:
+                raise PlanError(f"rank: got {rank}, wanted one within [0, {world.size}).")
             low, high = (first_slot(size, r, world.size, plan.bins) for r in (rank, rank + 1))
         rows = plan.places(begin.epoch, begin.position, size, low=low, high=high).rows
         return self.dataset.ids(rows)
@@ -381,15 +380,8 @@ class NativeEngine:
             membership.refuse_weights(error)
             raise
         membership.agree_on_weights(call, change.text, change.words)
-        cursor, number = self._position.cursor, self._known_step()
-        self._rebuild(
-            self.options,
-            change.settings,
-            lane_order=self.order.lane_order,
-            membership=membership,
-            ends_passes=False,
-            dataset=change.dataset,
-        )
+        cursor, number, lanes = self._position.cursor, self._known_step(), self.order.lane_order
+        self._rebuild(self.options, change.settings, lanes, membership, change.dataset)
         self.order.walk.know(cursor, number)
         if self._state is not None:
             fingerprint = self.assembly.fingerprint
@@ -415,9 +407,7 @@ class NativeEngine:
         if membership.follows_data:
             lane_order = agreed_lane_order(membership, order, state.cursor)
         state = replace(state, bad=membership.first_value("bad", state.bad))
-        self._rebuild(
-            options, state.plan, lane_order=lane_order, membership=membership, ends_passes=False
-        )
+        self._rebuild(options, state.plan, lane_order, membership, self.dataset)
         self._position.rejoin(state.cursor)
         self._settle(state, is_new=False)
         self.assembly.pipeline.bad_count.restore(state.bad, before=state.position, begins=False)
@@ -463,10 +453,8 @@ class NativeEngine:
         if self._assembly is not None and user_options == before:
             return
         settings = None if state is None else state.plan
-        if settings is None and (user_options.world, user_options.schedule) == (
-            before.world,
-            before.schedule,
-        ):
+        is_same = user_options.world == before.world and user_options.schedule == before.schedule
+        if settings is None and is_same:
             settings = self.order.settings  # a plan doesn't change once it is made
         parts, own = self.order.settings.mixture, self.order.settings.weights
         was_set = bool(parts and parts.changes) or bool(own and len(own.changes) > 1)
@@ -479,7 +467,7 @@ class NativeEngine:
         kept = None if state is None else state.parsed_lane_order()
         kept = kept if old is None else self.order.lane_order
         options = user_options if state is None else user_options.resumed(state)
-        self._rebuild(options, settings, lane_order=None if settings is None else kept)
+        self._rebuild(options, settings, None if settings is None else kept)
         if state is not None and self._position.is_restored:
             membership = None if old is None else old.membership
             self._settle(state, is_new=self.assembly.membership is not membership)
@@ -489,44 +477,35 @@ class NativeEngine:
         self,
         options: LoaderOptions,
         settings: PlanSettings | None,
-        *,
         lane_order: LaneOrder | None,
         membership: Membership | None = None,
-        ends_passes: bool = True,
         dataset: Source | None = None,
     ) -> None:
         """Replace the assembly if anything differs.
 
-        membership: None keeps the existing one for the same ranks and the same plan. ends_passes:
-        end the passes that have begun. dataset: the same samples with other weights.
+        membership: None keeps the existing one for the same ranks and the same plan. dataset: with
+        which passes that have begun continue, perhaps with other weights; None ends them.
         """
-        old, before = self._assembly, self.order
+        old, before, at = self._assembly, self.order, self._position
         is_same = old is not None and settings == before.settings
         is_same = is_same and membership is None and options.world == self.options.world
         if is_same and options == self.options and lane_order == before.lane_order:
             return
         if is_same and old is not None:
             membership = old.membership
-        dataset = self.dataset if dataset is None else dataset
-        assembly = build_assembly(
-            dataset,
-            options,
-            self._position,
-            settings=settings,
-            lane_order=lane_order,
-            membership=membership,
-        )
+        source = self.dataset if dataset is None else dataset
+        assembly = build_assembly(source, options, at, settings, lane_order, membership)
         assembly.order.walk.learn(before.walk)
         if old is not None:
             assembly.pipeline.bad_count.take_over(old.pipeline.bad_count)
             assembly.pipeline.meter.take_over(old.pipeline.meter)
             self._finalizer()
-        self.options, self.dataset = options, dataset
+        self.options, self.dataset = options, source
         self._install(assembly)
         if not is_same:
             self._is_agreed = False
-        if ends_passes:
-            self._position.end_passes()
+        if dataset is None:
+            at.end_passes()
 
     def _install(self, assembly: Assembly) -> None:
         """Use an assembly; its runner is stopped when the loader is closed or collected."""

@@ -5,6 +5,7 @@ Only jobs that use peers load this module.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.cache import JobStore
@@ -19,33 +20,28 @@ if TYPE_CHECKING:
     from penstock.readers import RemoteShards
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
 class PlannedNodes(PlannedReaders):
     """The nodes that read and fetch the blobs of one remote, by the plan.
 
     node: this node. shard_of: returns a blob's shard. epoch_of: returns the current epoch.
     """
 
-    def __init__(
-        self,
-        readers: ShardReaders,
-        *,
-        node: int,
-        shard_of: Callable[[str], int | None],
-        epoch_of: Callable[[], int],
-    ) -> None:
-        self._readers, self._node, self._shard_of = readers, node, shard_of
-        self._epoch_of = epoch_of
+    readers: ShardReaders
+    node: int
+    shard_of: Callable[[str], int | None]
+    epoch_of: Callable[[], int]
 
     def owner(self, key: str) -> int | None:
         """Return the other node that fetches a blob for this one, too; None if there is none."""
-        shard = self._shard_of(key)
-        owner = None if shard is None else self._readers.owner(shard, self._epoch_of())
-        return None if owner == self._node else owner
+        shard = self.shard_of(key)
+        owner = None if shard is None else self.readers.owner(shard, self.epoch_of())
+        return None if owner == self.node else owner
 
     def is_needed(self, key: str) -> bool:
         """Return True if this node reads a blob in the current epoch."""
-        shard = self._shard_of(key)
-        return shard is None or self._node in self._readers.readers(shard, self._epoch_of())
+        shard = self.shard_of(key)
+        return shard is None or self.node in self.readers.readers(shard, self.epoch_of())
 
 
 class PeerLinks:
@@ -118,7 +114,7 @@ class PeerLinks:
         nodes, rest = divmod(self._world.size, end - first)
         if rest or first % (end - first) or not isinstance(plan, Plan):
             return None
-        readers = ShardReaders(plan, nodes=[end - first] * nodes)
+        readers, node = ShardReaders(plan, nodes=[end - first] * nodes), first // (end - first)
         return PlannedNodes(
-            readers, node=first // (end - first), shard_of=shard_of, epoch_of=lambda: self._epoch
+            readers=readers, node=node, shard_of=shard_of, epoch_of=lambda: self._epoch
         )

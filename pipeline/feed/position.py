@@ -5,8 +5,7 @@ No other object holds it, and states are made from it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.cache import ConfigError
 from penstock.pipeline.plan import Cursor
@@ -15,8 +14,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.plan import Step, Walk
 
 
-@dataclass(frozen=True, slots=True)
-class PassId:
+class PassId(NamedTuple):
     """The identity of one pass over the rest of an epoch. Only the latest pass may continue."""
 
     number: int

@@ -21,6 +21,7 @@ import time
 import warnings
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
     from penstock.pipeline.plan import Cursor, JobOrder, JobPlan, World
     from penstock.readers import RemoteJobs, RemoteShards, Source
 
+    Check = Callable[[int], bool]
+
 log = logging.getLogger("penstock")
 
 
@@ -79,10 +82,10 @@ class NodeShare:
         asks_peers: bool = True,
     ) -> None:
         """store: the part of the job's store that all loaders of this dataset and order share."""
-        self._remote, self._contents = remote, order.source.contents
+        self.remote, self.contents = remote, order.source.contents
         batches, (first, end) = order.walk.schedule.sizes, node_ranks(world)
         self.shards = shards_of_ranks(plan, batches, first=first, end=end, world=world.size)
-        self._sizes = self._contents.shard_bytes[self.shards]
+        self._sizes = self.contents.shard_bytes[self.shards]
         self.node_bytes = int(self._sizes.sum())
         self._mine: RemoteJobs | None = None
         for cache in remote.caches:
@@ -99,8 +102,7 @@ class NodeShare:
         share: of the job's ranks, those on this node. reports: this process logs and warns for the
         node. Raises ConfigError if the cache's limit is below the size of one shard.
         """
-        contents = self._contents
-        kept = self._remote.kept_by(cache)
+        contents, kept = self.contents, self.remote.kept_by(cache)
         sizes = self._sizes[np.isin(self.shards, kept)]
         node_bytes, shard_bytes = int(sizes.sum()), contents.shard_bytes[kept]
         if cache.max_bytes is not None:
@@ -120,24 +122,22 @@ class NodeShare:
             plan.window,
             plan.lanes,
         )
-        if cache.max_bytes is not None and (
-            words := window_room_warning(
-                cache.max_bytes, needed_bytes, window=plan.window, lanes=plan.lanes
-            )
-        ):
-            warnings.warn(words, PenstockWarning, stacklevel=6)
-        elif cache.max_bytes is not None and cache.max_bytes < node_bytes:
+        if (most := cache.max_bytes) is None:
+            return
+        words = window_room_warning(most, needed_bytes, window=plan.window, lanes=plan.lanes)
+        if not words and most < node_bytes:
             from penstock.pipeline.plan.sizing import small_cache_warning  # rarely needed
 
-            if words := small_cache_warning(cache.max_bytes, node_bytes):
-                warnings.warn(words, PenstockWarning, stacklevel=6)
+            words = small_cache_warning(most, node_bytes)
+        if words:
+            warnings.warn(words, PenstockWarning, stacklevel=6)
 
     def join(self, epoch: int) -> None:
         """Become a job of the cache, unless it is one already, and begin to ask other nodes."""
         if self.peers is not None:
             self.peers.begin(epoch)
         if self._mine is None:
-            self._mine = self._remote.join(self.shards, self._sizes)
+            self._mine = self.remote.join(self.shards, self._sizes)
 
     @property
     def kept_bytes(self) -> int:
@@ -216,7 +216,7 @@ class FillQueue:
         self._batches += 1
         self._reach = min(self._reach + _STEPS_PER_BATCH, self._walked + _MOST_STEPS_SAVED)
 
-    def pin(self, keeps: Callable[[int], bool], *, has_changed: Callable[[], bool]) -> bool:
+    def pin(self, keeps: Check, *, has_changed: Callable[[], bool]) -> bool:
         """Read which of this rank's shards the cache keeps, the first time and after changes.
 
         Returns True if that was read and some of them are left to fill.
@@ -232,9 +232,7 @@ class FillQueue:
             self._left = int(self._todo.sum())
             return self._left > 0
 
-    def next(
-        self, is_whole: Callable[[int], bool], may_fill: Callable[[int], bool] | None = None
-    ) -> int | None:
+    def next(self, is_whole: Check, may_fill: Check | None = None) -> int | None:
         """Return the next shard that isn't cached; None if there is none or the walk must wait.
 
         is_whole: True for a cached shard. may_fill: shards for which it returns False are passed
@@ -257,12 +255,7 @@ class FillQueue:
         with self._lock:
             self._queue.append(shard)
 
-    def _find(
-        self,
-        is_whole: Callable[[int], bool],
-        may_fill: Callable[[int], bool] | None,
-        passed_over: list[int],
-    ) -> int | None:
+    def _find(self, is_whole: Check, may_fill: Check | None, passed_over: list[int]) -> int | None:
         assert self._pinned is not None
         while True:
             while self._queue:
@@ -273,11 +266,9 @@ class FillQueue:
                     passed_over.append(shard)
                 elif not is_whole(shard):
                     return shard
-            if not self._left or self._steps is None:
-                return None
-            if len(passed_over) >= self.most_passed_over:
-                return None
-            if self._walked >= min(self._reach, self._batches + self._most_ahead):
+            is_over = not self._left or len(passed_over) >= self.most_passed_over
+            must_wait = self._walked >= min(self._reach, self._batches + self._most_ahead)
+            if is_over or must_wait or self._steps is None:
                 return None
             self._walked += 1
             _, shards = next(self._steps, (None, None))
@@ -371,10 +362,6 @@ class Filler:
         self._idle = False  # nothing is left to fill
         self._is_full = False  # the cache has no room until other jobs give up theirs
 
-    def seek(self, cursor: Cursor) -> None:
-        """Fill the shards that batches need from a cursor on."""
-        self.queue.seek(cursor)
-
     def count_batch(self, size_bytes: int, traffic: Traffic) -> None:
         """Count a delivered batch, and start a task if there is something to fill.
 
@@ -386,11 +373,8 @@ class Filler:
             for each in self.sources:
                 each.count_batch(size_bytes, traffic)
             is_due, is_idle = now >= self._refresh_at, self._idle
-            due = [
-                each
-                for each in self.sources
-                if (is_due and not each.is_near) or (not is_idle and self._may_fill(each, now))
-            ]
+            due = [each for each in self.sources if is_due and not each.is_near]
+            due += [each for each in self.sources if not is_idle and self._may_fill(each, now)]
         for each in self.sources:
             while each.running and each.running[0].done():
                 each.running.popleft().result()
@@ -427,11 +411,12 @@ class Filler:
                 return None
             if now >= self._choices_until:  # a new table: another thread may still read the old one
                 self._choices, self._choices_until = {}, now + self.choice_s
+
+        def may_fill(shard: int) -> bool:
+            return self.source_of(shard) is source
+
         has_choice = len(self.sources) > 1
-        shard = self.queue.next(
-            self._remote.is_whole,
-            (lambda shard: self.source_of(shard) is source) if has_choice else None,
-        )
+        shard = self.queue.next(self._remote.is_whole, may_fill if has_choice else None)
         with self._lock:
             self._idle = shard is None and self.queue.is_empty
         return shard
@@ -546,7 +531,7 @@ class Prefetch:
         self._delivered_at = None
         self._share.join(cursor.epoch)
         if self._filler is not None:
-            self._filler.seek(cursor)
+            self._filler.queue.seek(cursor)
 
     def ahead(self, size_bytes: int, *, waited_s: float, ready_share: float) -> int:
         """Count a batch that is being delivered, and return how many shall be in flight.
@@ -563,12 +548,11 @@ class Prefetch:
             self._look_ahead.count_batch(
                 size_bytes, period_s=now - before, waited_s=waited_s, missed=misses > 0
             )
+        # If shards aren't filled, the bytes next to a range may never be needed.
+        widens = None if self._filler is None else partial(widening, ready_share=ready_share)
         self._remote.limit_fills(
             lambda now, most: room_for_fills(now, ready_share=ready_share, most=most),
-            # If shards aren't filled, the bytes next to a range may never be needed.
-            widening=None
-            if self._filler is None
-            else lambda now: widening(now, ready_share=ready_share),
+            widening=widens,
         )
         mean_s, p99_s = self._remote.request_time()
         return self._look_ahead.batches(mean_s=mean_s, p99_s=p99_s)

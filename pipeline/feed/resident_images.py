@@ -27,8 +27,7 @@ import contextlib
 import logging
 import threading
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -60,7 +59,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.augment import CheckedRecipe
-    from penstock.pipeline.feed.checked_recipes import MappedFields
+    from penstock.pipeline.feed.checked_recipes import CheckedAugment, MappedFields
     from penstock.pipeline.options import LoaderOptions
     from penstock.pipeline.plan import JobOrder, PlanSettings, World
     from penstock.readers import EncodedBatch, ImageRange, Source
@@ -137,9 +136,7 @@ class KeptColumns:
         for sample_id, sample in zip(ids.tolist(), samples, strict=True):
             kept[sample_id] = sample.copy()
 
-    def take(
-        self, ids: NDArray[np.int64]
-    ) -> tuple[dict[str, Column], dict[str, NDArray[np.bool_]]]:
+    def take(self, ids: NDArray[np.int64]) -> tuple[dict[str, Column], Present]:
         """Return the columns of samples, and masks of fields that some samples lack.
 
         A sample that isn't stored has empty values.
@@ -182,7 +179,8 @@ class ResidentImages:
         self._filling = threading.Lock()
         self._decoder: FullImageDecoder | None = None
         self._arena: Any = None
-        self._stream: Any = None
+        self._stream: Any = None  # of its own, as the thread's may be the training step's
+        self._on_stream: Any = contextlib.nullcontext()
         self._begin = np.full(samples, _ABSENT, np.int64)
         self._dims = np.zeros((samples, 2), np.int32)
         self._others = KeptColumns(samples=samples)
@@ -210,7 +208,10 @@ class ResidentImages:
             bad.update({int(new[place]): why for place, why in found.items()})
             self._fill(part, found)
         else:
-            self._count_idle()
+            self._idle += 1
+            if self._idle == self.idle_batches:
+                with self._filling:
+                    self._decoder = None
         columns, present = self._others.take(ids)
         columns[self._image] = EncodedColumn([NO_BYTES] * len(ids), self._dims[ids])
         batch = SampleBatch(ids=ids.copy(), columns=columns, present=present)
@@ -219,9 +220,7 @@ class ResidentImages:
     def feed(self, batch: EncodedBatch) -> list[Any]:
         """Return the images of a batch for a `Graph`, and count those whose bytes weren't read."""
         images, encoded = self.images(batch.ids), batch.encoded
-        hits = [
-            row for row, each in enumerate(images) if each is not None and not len(encoded[row])
-        ]
+        hits = [i for i, each in enumerate(images) if each is not None and not len(encoded[i])]
         self._hits += len(hits)
         self._hit_bytes += int(self.decoded_bytes(batch.dims[hits]).sum())
         return images
@@ -311,7 +310,7 @@ class ResidentImages:
         batch = content.encoded(self._image)
         pixels = [int(height) * int(width) for height, width in batch.dims[rows].tolist()]
         kept: set[int] = set()
-        with self._on_stream():
+        with self._on_stream:
             for run in decoder([batch.encoded[row] for row in rows], pixels):
                 fitting = [
                     (rows[place], image)
@@ -359,6 +358,7 @@ class ResidentImages:
                 device = f"cuda:{self._plan.device_id}"
                 self._arena = torch.empty(self._max_bytes, dtype=torch.uint8, device=device)
                 self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+                self._on_stream = torch.cuda.stream(self._stream)
             else:
                 self._arena = np.empty(self._max_bytes, np.uint8)
         except (MemoryError, torch.OutOfMemoryError) as error:
@@ -371,24 +371,8 @@ class ResidentImages:
             return False
         return True
 
-    def _on_stream(self) -> Any:
-        """Make a stream of our own current; the thread's may be the training step's."""
-        if not self._plan.is_cuda:
-            return contextlib.nullcontext()
-        import torch
 
-        return torch.cuda.stream(self._stream)
-
-    def _count_idle(self) -> None:
-        """Count a batch that needed no decoding."""
-        self._idle += 1
-        if self._idle == self.idle_batches:
-            with self._filling:
-                self._decoder = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryBudget:
+class MemoryBudget(NamedTuple):
     """The memory that images may take. reason: how it follows from the machine's memory."""
 
     most_bytes: int
@@ -469,42 +453,27 @@ def decoded_bytes(
 
 
 def make_resident(
-    dataset: Source,
-    options: LoaderOptions,
-    order: JobOrder,
-    images: Mapping[str, CheckedRecipe],
-    mapped: MappedFields,
-    *,
-    threads: int,
+    options: LoaderOptions, order: JobOrder, augment: CheckedAugment, *, threads: int
 ) -> ResidentImages | None:
     """Make the store of decoded images in memory; None if none are kept.
 
     Raises ConfigError if `resident=True` can't be fulfilled.
     """
-    if (reason := _why_not(images, mapped, dataset.contents.images)) is not None:
+    dataset, images = order.source, augment.recipes.images
+    if (reason := _why_not(images, augment.mapped, dataset.contents.images)) is not None:
         if options.resident is True:
             raise ConfigError(reason)
         return None
     ((image, recipe),) = images.items()
-    max_bytes = resident_bytes(
-        options,
-        memory_budget(options, recipe),
-        dataset,
-        recipe,
-        image=image,
-        share=max(
-            share_of_rank(order.settings, global_batch=size, world=options.world)
-            for size in order.walk.schedule.sizes
-        ),
-    )
+    settings, sizes, world = order.settings, order.walk.schedule.sizes, options.world
+    share = max(share_of_rank(settings, global_batch=size, world=world) for size in sizes)
+    room = memory_budget(options, recipe)
+    max_bytes = resident_bytes(options, room, dataset, recipe, image=image, share=share)
     if max_bytes is None:
         return None
+    device_id, exact = options.device.index, options.deterministic
     plan = GraphPlan(
-        recipe,
-        batch_size=RUN_SAMPLES,
-        threads=threads,
-        device_id=options.device.index,
-        deterministic=options.deterministic,
+        recipe, batch_size=RUN_SAMPLES, threads=threads, device_id=device_id, deterministic=exact
     )
     return ResidentImages(plan, image=image, samples=dataset.contents.id_end, max_bytes=max_bytes)
 

@@ -25,9 +25,9 @@ import math
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from penstock.cache import (
     NAME_PREFIX,
@@ -45,7 +45,7 @@ from penstock.cache import (
 from penstock.cache.base import trim_heap, usable_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from penstock.pipeline.feed.batch import Batch, Output
     from penstock.pipeline.feed.batch_pipeline import BatchPipeline
@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from penstock.readers import Source
     from penstock.readers.fieldtypes import FieldType
 
+    Turns = Ordered[list[Step], list[Batch | Exception]]
+
 # Batches that wait after reading, in addition to those in DALI. More would only hold mapped pages.
 READ_AHEAD = 2
 
@@ -65,6 +67,7 @@ READ_AHEAD = 2
 STARTED_TOGETHER = 4
 
 
+@dataclass(eq=False)
 class ReadAhead:
     """Reads batches ahead, in the order of the walk, across epochs.
 
@@ -75,49 +78,45 @@ class ReadAhead:
 
     A thread reads several small batches in one turn, because passing a batch between threads takes
     longer than reading it. The first batch is read alone, because the training loop waits for it,
-    and the turns grow from there.
+    and the turns grow from there. pool: the reading threads.
     """
 
-    def __init__(
-        self,
-        pipeline: BatchPipeline,
-        position: Position,
-        scale: ReadScale,
-        *,
-        pool: Workers,
-        prefetch: Prefetch | None,
-        timeout_s: float,
-    ) -> None:
-        """pool: the reading threads."""
-        self._pipeline, self._position, self._scale = pipeline, position, scale
-        self._pool, self._prefetch, self._timeout_s = pool, prefetch, timeout_s
-        self._prepare = pipeline.prepare_all if scale.is_joined else pipeline.prepare_each
+    pipeline: BatchPipeline
+    position: Position
+    scale: ReadScale
+    pool: Workers
+    prefetch: Prefetch | None
+    timeout_s: float
+
+    def __post_init__(self) -> None:
+        pipeline, is_joined = self.pipeline, self.scale.is_joined
+        self._prepare = pipeline.prepare_all if is_joined else pipeline.prepare_each
         # One for each thread, and one that is delivered. Turns of large arrays take more memory.
-        self._least_turns = pool.count + 1 if scale.is_joined else 2
-        self._stream: Ordered[list[Step], list[Batch | Exception]] | None = None
+        self._least_turns = self.pool.count + 1 if is_joined else 2
+        self._stream: Turns | None = None
         self._rest: deque[Batch | Exception] = deque()  # the rest of the latest turn
         self._wanted = 0  # batches to read ahead if the next epoch were requested
         self._few = 0  # batches in flight below which more are read
-        self._waited_for: Ordered[list[Step], list[Batch | Exception]] | None = None
+        self._waited_for: Turns | None = None
 
     def start(self, cursor: Cursor) -> None:
         """Begin to read at a cursor. `stop` must have been called after an earlier start."""
-        scale = self._scale
+        scale = self.scale
         ahead = scale.depth + max(READ_AHEAD, scale.least_ahead) + scale.together - 1
         if scale.most_ahead is not None:
             ahead = min(ahead, max(1, scale.most_ahead))
         if scale.turn > 1:
             ahead = max(self._least_turns, ahead // scale.turn)
         self._wanted, self._few = 0, ahead - min(scale.together, (ahead + 1) // 2)
-        if self._prefetch is not None:
-            self._prefetch.seek(cursor)
-            ahead = self._wanted = self._prefetch.first_ahead
+        if self.prefetch is not None:
+            self.prefetch.seek(cursor)
+            ahead = self._wanted = self.prefetch.first_ahead
         self._stream = Ordered(
             self._prepare,
-            _turns(self._pipeline.order(cursor), scale.turn),
-            pool=self._pool,
+            _turns(self.pipeline.order(cursor), scale.turn),
+            pool=self.pool,
             ahead=ahead,
-            timeout_s=self._timeout_s,
+            timeout_s=self.timeout_s,
         )
         self._stream.fill()
 
@@ -172,18 +171,18 @@ class ReadAhead:
 
     def replenish(self, batch: Batch, *, decoding: int) -> None:
         """Start further reads after a batch was decoded, and let the prefetch count the batch."""
-        stream, step = self._stream, batch.step
-        if stream is None or (self._prefetch is None and len(stream) > self._few):
+        stream, step, size_bytes = self._stream, batch.step, batch.content.bytes_read
+        if stream is None or (self.prefetch is None and len(stream) > self._few):
             return
-        if self._prefetch is not None:
-            self._wanted = stream.ahead = self._prefetch.ahead(
-                batch.size_bytes, waited_s=batch.read_wait_s, ready_share=stream.ready_share()
+        if self.prefetch is not None:
+            self._wanted = stream.ahead = self.prefetch.ahead(
+                size_bytes, waited_s=batch.read_wait_s, ready_share=stream.ready_share()
             )
-            if self._prefetch.is_cold:
+            if self.prefetch.is_cold:
                 stream.ahead = self._ahead_in_epoch(step.start, step.then, decoding=decoding)
         stream.fill()
-        if self._prefetch is not None:
-            self._prefetch.fill(batch.size_bytes, epoch=step.start.epoch)
+        if self.prefetch is not None:
+            self.prefetch.fill(size_bytes, epoch=step.start.epoch)
 
     def _ahead_in_epoch(self, start: Cursor, then: Cursor, *, decoding: int) -> int:
         """Return how many of the wanted batches to read, without fetching for a later epoch.
@@ -191,10 +190,10 @@ class ReadAhead:
         Of the next epoch, which may never begin, only one batch is read, so that it can begin at
         once. The others follow when it is requested.
         """
-        if start.epoch > self._position.requested_epoch:
+        if start.epoch > self.position.requested_epoch:
             return 0
         most = self._wanted + decoding
-        left = self._pipeline.walk.left(then, most=most) if then.epoch == start.epoch else 0
+        left = self.pipeline.walk.left(then, most=most) if then.epoch == start.epoch else 0
         return min(self._wanted, max(0 if decoding else 1, left + 1 - decoding))
 
     def cancel(self, *, timeout_s: float | None) -> None:
@@ -224,41 +223,38 @@ def _turns(steps: Iterator[Step], size: int) -> Iterator[list[Step]]:
         yield turn
 
 
+@dataclass(eq=False)
 class PipelineRunner:
     """Runs a pipeline for one user: it begins at a position and moves it with every batch.
 
     brief_close_s: how long stopping waits for reads of a remote, which end by themselves, and for
     all reads after a Ctrl-C. decode_spare_s: a decode counts as hanging so much later than a read,
-    because the error of the read is more helpful. One thread may request batches.
+    because the error of the read is more helpful. decodes_ahead: decode one more batch ahead. One
+    thread may request batches.
     """
 
     brief_close_s = 1.0
     decode_spare_s = 30.0
 
-    def __init__(
-        self,
-        pipeline: BatchPipeline,
-        position: Position,
-        scale: ReadScale,
-        *,
-        decodes_ahead: bool,
-        prefetch: Prefetch | None = None,
-        timeout_s: float = STALL_TIMEOUT_S,
-    ) -> None:
-        """decodes_ahead: decode one more batch ahead."""
-        self._pipeline = pipeline
-        self._position = position
-        self.prefetch = prefetch
-        self._timeout_s = timeout_s
+    pipeline: BatchPipeline
+    position: Position
+    scale: InitVar[ReadScale]
+    _: KW_ONLY
+    decodes_ahead: bool
+    prefetch: Prefetch | None = None
+    timeout_s: float = STALL_TIMEOUT_S
+
+    def __post_init__(self, scale: ReadScale) -> None:
+        pipeline = self.pipeline
         self._close_until_s = math.inf  # when close() stops waiting
         self.read_threads = scale.threads
         # DALI keeps all cores busy: a thread that waits for one would delay the feeding of DALI.
         self._workers = partial(Workers, lets_others_finish=not pipeline.has_images)
         self._readers = self._workers(scale.threads, name="read")
         self._decoder = self._workers(1, name="decode")
-        self._decodes_ahead, self._depth = decodes_ahead, scale.depth
+        self._depth = scale.depth
         self._reads = ReadAhead(
-            pipeline, position, scale, pool=self._readers, prefetch=prefetch, timeout_s=timeout_s
+            pipeline, self.position, scale, self._readers, self.prefetch, self.timeout_s
         )
         self._in_dali: deque[Batch] = deque()  # the oldest first
         self._failure: Exception | None = None  # of the read that comes after them
@@ -281,10 +277,10 @@ class PipelineRunner:
         """Begin to read at a cursor, unless the next batch in flight begins there."""
         if self._closed:
             raise ClosedError("This loader is closed; make a new one.")
-        self._pipeline.finisher.begin()
+        self.pipeline.finisher.begin()
         if cursor == self._next:
             if cursor.position == 0:
-                if self._decodes_ahead:  # on the decoding thread, after the batch that it decodes
+                if self.decodes_ahead:  # on the decoding thread, after the batch that it decodes
                     self._decoder.submit(self._begin_epoch, cursor)
                 else:
                     self._begin_epoch(cursor)
@@ -293,7 +289,7 @@ class PipelineRunner:
         self._stopping = threading.Event()  # a thread that hangs in a read keeps the old event
         self._reads.start(cursor)
         self._next = cursor
-        if self._decodes_ahead:
+        if self.decodes_ahead:
             self._decode_ahead()
 
     def _begin_epoch(self, start: Cursor) -> None:
@@ -306,22 +302,22 @@ class PipelineRunner:
         This is TooManyBadSamplesError or RankFailedError. It is called before each batch and at the
         end of an epoch, so that ranks in step stop at the same batch.
         """
-        if self._position.received is not None:
-            self._pipeline.bad_count.check(self._position.received)
+        if self.position.received is not None:
+            self.pipeline.bad_count.check(self.position.received)
 
     def next_output(self) -> Output:
         """Return the output of the batch at the user's position, and move the position to its end.
 
         `check` comes first. Raises the error of reading or decoding; call again to retry.
         """
-        cursor, received = self._position.cursor, self._position.received
+        cursor, received = self.position.cursor, self.position.received
         # Once per batch, because it sends a request.
         if cursor is not received and cursor != received:
-            self._pipeline.bad_count.check(cursor)
+            self.pipeline.bad_count.check(cursor)
         try:
             return self._next_output(cursor)
         except Exception as error:  # raised again; the other ranks mustn't wait for this one
-            self._pipeline.bad_count.report_failure(error)
+            self.pipeline.bad_count.report_failure(error)
             raise
 
     def _next_output(self, cursor: Cursor) -> Output:
@@ -329,43 +325,43 @@ class PipelineRunner:
         if cursor is not self._next or cursor.position == 0:
             self.start(cursor)
         self._next = None  # if an interrupt comes from here on, the next call starts again
-        device = self._pipeline.on_device
+        device = self.pipeline.on_device
         if device is not None:
             is_ahead = self._made is not None
             batch = self._made_here(device)
             began += 0.0 if is_ahead else batch.augment_s
-        elif self._decodes_ahead:
+        elif self.decodes_ahead:
             batch = self._decoded_ahead()
         else:
             batch = self._decode()
-            self._pipeline.finish(batch)
+            self.pipeline.finish(batch)
         then = batch.step.then
         if then.epoch != cursor.epoch:
             self._readers.submit(lambda _: trim_heap(), None)
-        output = self._pipeline.deliver(
-            batch, wait_s=time.perf_counter() - began, begins_epoch=self._position.begins_epoch
+        output = self.pipeline.deliver(
+            batch, wait_s=time.perf_counter() - began, begins_epoch=self.position.begins_epoch
         )
-        if not self._decodes_ahead:
+        if not self.decodes_ahead:
             self._reads.replenish(batch, decoding=len(self._in_dali))
-        if self._pipeline.endless or then.epoch == cursor.epoch:
-            if self._decodes_ahead and self._ahead is None:
+        if self.pipeline.endless or then.epoch == cursor.epoch:
+            if self.decodes_ahead and self._ahead is None:
                 self._decode_ahead()
             if device is not None and then.epoch == cursor.epoch:
                 self._make_ahead(device)
             self._next = then
-        self._position.deliver(batch.step)
+        self.position.deliver(batch.step)
         return output
 
     def _made_here(self, device: DeviceAugment) -> Batch:
         """Return the next batch on the device, augmented there; it may have been made ahead."""
         made, self._made = self._made, None
         if made is None:
-            made = self._decoded_ahead() if self._decodes_ahead else None
+            made = self._decoded_ahead() if self.decodes_ahead else None
             with device.on_stream():
                 if made is None:
                     made = self._decode()
-                    self._pipeline.finish(made)
-                self._pipeline.augment(made)
+                    self.pipeline.finish(made)
+                self.pipeline.augment(made)
         if isinstance(made, Exception):
             raise made
         return made
@@ -380,15 +376,15 @@ class PipelineRunner:
         except Exception as error:
             self._made = error
             return
-        if self._decodes_ahead:
-            step = made.step
-            if self._pipeline.endless or step.then.epoch == step.start.epoch:
-                self._decode_ahead()
+        step = made.step
+        goes_on = self.pipeline.endless or step.then.epoch == step.start.epoch
+        if self.decodes_ahead and goes_on:
+            self._decode_ahead()
 
     @property
     def _is_ready(self) -> bool:
         """True if the next batch can be made without a wait for reads."""
-        if self._decodes_ahead:
+        if self.decodes_ahead:
             return self._ahead is not None and self._ahead.done()
         return bool(self._in_dali) or self._reads.is_ready
 
@@ -406,7 +402,7 @@ class PipelineRunner:
         """
         batch = self._decode()
         self._reads.replenish(batch, decoding=len(self._in_dali))
-        self._pipeline.finish(batch)
+        self.pipeline.finish(batch)
         return batch
 
     def _decode(self) -> Batch:
@@ -414,7 +410,7 @@ class PipelineRunner:
         ClosedError if it was cancelled; the thread must then change nothing any more.
         """
         self._waited_s = 0.0
-        if self._pipeline.images is None:
+        if self.pipeline.images is None:
             read = self._pop()
             assert read is not None, "no step is left"
             read.read_wait_s = self._waited_s
@@ -425,7 +421,7 @@ class PipelineRunner:
             raise failure or AssertionError("no step is left")
         waiting = time.perf_counter()
         batch = self._in_dali[0]
-        self._pipeline.decode(batch)
+        self.pipeline.decode(batch)
         self._in_dali.popleft()
         batch.read_wait_s, batch.decode_wait_s = self._waited_s, time.perf_counter() - waiting
         self._feed(wait=False)
@@ -446,7 +442,7 @@ class PipelineRunner:
                 break
             if batch is None:
                 break
-            self._pipeline.begin_decode(batch)
+            self.pipeline.begin_decode(batch)
             self._in_dali.append(batch)
 
     def _pop(self) -> Batch | None:
@@ -463,7 +459,7 @@ class PipelineRunner:
         """Wait for the batch that is decoded ahead. Raises StalledError if DALI hangs."""
         ahead = self._ahead
         assert ahead is not None
-        patience_s = self._timeout_s + self.decode_spare_s
+        patience_s = self.timeout_s + self.decode_spare_s
         if not ahead.wait(patience_s):
             raise StalledError(
                 f"No batch was decoded for {patience_s:.0f} s. The cores may be busy with "
@@ -492,26 +488,25 @@ class PipelineRunner:
             # The thread waits for a read that hangs. It ends with that read and changes nothing.
             self._decoder.close(timeout_s=0)
             self._decoder = self._workers(1, name="decode")
-        self._ahead = None  # only now: after an interrupt, the next stop has to wait for it
-        self._made = None
+        # Only now: after an interrupt, the next stop has to wait for the batch ahead.
+        self._ahead = self._made = self._failure = None
         self._reads.stop()
-        self._failure = None
         self._in_dali.clear()
-        if self._pipeline.images is not None:
-            self._pipeline.images.drain()
+        if self.pipeline.images is not None:
+            self.pipeline.images.drain()
 
     def _wait_for(self, ahead: Outcome[Batch]) -> bool:
         """Wait for the batch that is decoded ahead; return False if it hangs in a read.
 
         Raises StalledError if it hangs in DALI.
         """
-        patience_s = self._timeout_s if self._patience_s is None else self._patience_s
+        patience_s = self.timeout_s if self._patience_s is None else self._patience_s
         if ahead.wait(patience_s):
             return True
         if self._reads.is_waiting:
             return False
         # It is decoding, and no other thread may use the graph until it has finished.
-        patience_s = self._timeout_s + self.decode_spare_s
+        patience_s = self.timeout_s + self.decode_spare_s
         if not ahead.wait(patience_s):
             raise StalledError(
                 f"A cancelled batch has been decoding for {patience_s:.0f} s: DALI hangs and can't "
@@ -537,7 +532,7 @@ class PipelineRunner:
         is_ours = threading.current_thread().name.startswith(NAME_PREFIX)
         is_quiet = False
         try:
-            self._pipeline.reader.close()  # ends waits for a user's function
+            self.pipeline.reader.close()  # ends waits for a user's function
             self._stop()
             is_quiet = True
         finally:
@@ -546,8 +541,8 @@ class PipelineRunner:
             is_quiet |= self._decoder.close(timeout_s=0 if is_ours else self._patience_s)
             self._readers.close(timeout_s=self._patience_s)
             # Otherwise DALI hangs or decodes, and releasing it would hang, too.
-            if is_quiet and self._pipeline.images is not None:
-                self._pipeline.images.close()
+            if is_quiet and self.pipeline.images is not None:
+                self.pipeline.images.close()
 
 
 # Reading threads. For a mapped pack, one thread checks 4 GB/s of warm pages and reads cold ones
@@ -608,23 +603,13 @@ class ReadScale:
     together: int = 1
 
     @classmethod
-    def of(
-        cls,
-        dataset: Source,
-        options: LoaderOptions,
-        *,
-        fields: Iterable[str],
-        are_slow: bool,
-        has_images: bool,
-        map_threads: int | None,
-    ) -> ReadScale:
-        """Choose the scale for the fields that are read.
-
-        are_slow: a reading thread decodes some fields, which takes longer than reading them.
-        map_threads: threads that keep all processes of Maps busy; None without Maps.
-        """
+    def of(cls, pipeline: BatchPipeline, options: LoaderOptions, fields: Sequence[str]) -> Self:
+        """Choose the scale for the fields that are read."""
+        reader, has_images = pipeline.reader, pipeline.has_images
+        dataset, maps = reader.dataset, [each.maps for each in reader.readers or (reader,)]
+        # Threads that keep all processes of Maps busy; None without Maps.
+        map_threads = max((each.threads for each in maps if each is not None), default=None)
         is_plain = not has_images and map_threads is None  # batches are only read
-        fields = [*fields]
         sample_bytes = sample_bytes_of(dataset, fields)
         batch_bytes = max(1.0, sample_bytes * options.per_rank)
         most_ahead = max(1, int(AHEAD_BYTES / batch_bytes))
@@ -640,7 +625,9 @@ class ReadScale:
         elif is_plain and sample_bytes >= LARGE_SAMPLE_BYTES:
             turn, is_joined = _turn(batch_bytes, most_ahead), False
             threads = max(2, min(READ_THREADS, options.world.threads(usable_cores())))
-        elif not contents.is_file_per_sample and options.read != "pread" and not are_slow:
+        elif not (
+            contents.is_file_per_sample or options.read == "pread" or reader.payloads.are_slow
+        ):
             threads = MAPPED_READ_THREADS
             # Not for image folders: threads that wait for files should wait for one batch each.
             if has_images and map_threads is None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, InitVar, dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, overload
 
@@ -127,21 +127,17 @@ class Ragged:
     def __getitem__(self, index: int | slice) -> torch.Tensor | Ragged:
         """Return one sample, or several for a slice of step 1, as views."""
         if isinstance(index, slice):
-            return self._slice(index)
+            begin, end, step = index.indices(len(self))
+            if step != 1:
+                raise ConfigError(f"Ragged: got a slice of step {step}, wanted 1.")
+            offsets = self.offsets[begin : max(begin, end) + 1]
+            first, last = offsets[[0, -1]].tolist()
+            shapes = None if self.shapes is None else self.shapes[begin : max(begin, end)]
+            return Ragged(self.values[first:last], offsets - first, shapes)
         place = range(len(self))[index]  # raises IndexError, and counts from the end
         begin, end = self.offsets[place : place + 2].tolist()
         part = self.values[begin:end]
         return part if self.shapes is None else part.view(self.shapes[place].tolist())
-
-    def _slice(self, some: slice) -> Ragged:
-        begin, end, step = some.indices(len(self))
-        if step != 1:
-            raise ConfigError(f"Ragged: got a slice of step {step}, wanted 1.")
-        end = max(begin, end)
-        offsets = self.offsets[begin : end + 1]
-        first, last = offsets[[0, -1]].tolist()
-        shapes = None if self.shapes is None else self.shapes[begin:end]
-        return Ragged(self.values[first:last], offsets - first, shapes)
 
     def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> Ragged:
         """Move all tensors to a device, as `torch.Tensor.to` does."""
@@ -202,10 +198,6 @@ def to_device(value: Any, device: torch.device) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(to_device(each, device) for each in value)
     return value
-
-
-def _delivered(images: Images) -> torch.Tensor | list[torch.Tensor]:
-    return images if isinstance(images, torch.Tensor) else [*images]
 
 
 def in_storage(values: NDArray[Any]) -> torch.Tensor | None:
@@ -296,15 +288,14 @@ class Finisher:
     tuple.
     """
 
-    fields: InitVar[Sequence[str]]
+    fields: tuple[str, ...]
     _: KW_ONLY
     mixed: Callable[[Batch], tuple[dict[str, Images], SampleBatch]] | None
     device: torch.device
     memory: PageLocked | None
     as_dict: bool = False
 
-    def __post_init__(self, fields: Sequence[str]) -> None:
-        self._fields = tuple(fields)
+    def __post_init__(self) -> None:
         self._pins = self.memory is not None and self.device.type == "cpu"
         # Tensors on a GPU belong to the current stream of the thread that makes them.
         self.is_anywhere = self.mixed is None and self.memory is None and self.device.type == "cpu"
@@ -319,13 +310,12 @@ class Finisher:
         images, content = batch.images, batch.content
         if batch.mix is not None and self.mixed is not None:
             images, content = self.mixed(batch)
-        values: list[Any] = [
-            _delivered(images[field])
-            if field in images
-            else self._placed(_value(field, batch, content))
-            for field in self._fields
-        ]
-        names = self._fields
+        names, values = self.fields, list[Any]()
+        for field in names:
+            if (own := images.get(field)) is None:
+                values.append(self._placed(_value(field, batch, content)))
+            else:
+                values.append(own if isinstance(own, torch.Tensor) else [*own])
         if batch.valid is not None:
             values.append(self._placed(tensor_of(batch.valid)))
             names = (*names, VALID)
@@ -341,7 +331,7 @@ class Finisher:
         arrays of one shape. Each tensor has storage of its own, as in-place operations of torch
         require."""
         arrays = []
-        for field in self._fields:
+        for field in self.fields:
             column = content.columns.get(field)
             if is_number(field, content.columns):
                 column = DenseColumn(content.ids)
@@ -354,7 +344,7 @@ class Finisher:
         ]
         if not self.as_dict:
             return [*outputs]
-        return [dict(zip(self._fields, values, strict=True)) for values in outputs]
+        return [dict(zip(self.fields, values, strict=True)) for values in outputs]
 
     def _placed(self, value: Any) -> Any:
         return value if self.device.type == "cpu" else to_device(value, self.device)
@@ -365,8 +355,7 @@ def _value(field: str, batch: Batch, content: SampleBatch) -> Any:
     if is_number(field, content.columns):
         return tensor_of(content.ids)
     if field.endswith(PRESENT):
-        present = content.present.get(field.removesuffix(PRESENT))
-        return torch.ones(len(content), dtype=torch.bool) if present is None else tensor_of(present)
+        return tensor_of(content.has(field.removesuffix(PRESENT)))
     filled = batch.filled.get(field)
     if filled is None:
         return output_of(content.columns[field])

@@ -62,8 +62,10 @@ if TYPE_CHECKING:
     from penstock.cache.disk import DiskCache
     from penstock.pipeline.options import GlobalBatch
     from penstock.pipeline.plan import JobOrder
-    from penstock.readers import Contents, RemoteShards
+    from penstock.readers import RemoteShards
     from penstock.readers.origin import Url
+
+    Progress = Callable[["WarmState"], None] | None
 
 # The default batch size of a rank, which is usual for images.
 BATCH_PER_RANK = 256
@@ -183,16 +185,10 @@ class WarmResult:
 class ShareFills:
     """Fills shards on several threads, and counts the outcomes."""
 
-    def __init__(
-        self,
-        contents: Contents,
-        remote: RemoteShards,
-        share: NodeShare,
-        order: WarmRequest,
-        progress: Callable[[WarmState], None] | None,
-    ) -> None:
+    def __init__(self, share: NodeShare, order: WarmRequest, progress: Progress) -> None:
         """progress: called from several threads."""
-        self._shard_bytes, self._remote, self._share = contents.shard_bytes, remote, share
+        self._share, self._remote = share, share.remote
+        self._shard_bytes = share.contents.shard_bytes
         self.kept = [shard for shard in share.shards.tolist() if share.keeps(shard)]
         self._kept_bytes = int(self._shard_bytes[self.kept].sum())
         self._order, self._progress = order, progress
@@ -286,27 +282,19 @@ def warm_node(
     order: WarmRequest,
     *,
     world: World,
-    progress: Callable[[WarmState], None] | None = None,
+    progress: Progress = None,
     stop: threading.Event | None = None,
 ) -> WarmResult:
     """Fill the cache of this node with its share; `warm` documents the arguments."""
-    began = time.perf_counter()
-    contents = dataset.contents
+    began, asks = time.perf_counter(), not order.dry_run
     remote = _checked_remote(dataset)
-    job, start = order.job(dataset, world)
-    store = None if order.dry_run else JobStore.of_group()
-    share = NodeShare(
-        remote,
-        job,
-        job.plan(),
-        world,
-        store=None if store is None else store.under("warm"),
-        asks_peers=not order.dry_run,
-    )
-    number, count = order.process
+    (job, start), (number, count) = order.job(dataset, world), order.process
+    store = JobStore.of_group() if asks else None
+    store = None if store is None else store.under("warm")
+    share = NodeShare(remote, job, job.plan(), world, store=store, asks_peers=asks)
     try:
         share.join(start.epoch)
-        fills = ShareFills(contents, remote, share, order, progress)
+        fills = ShareFills(share, order, progress)
         first, end = node_ranks(world)
         needs = Needs(job.plan(), job.walk, first=first, end=end, world=world.size)
         shards = _in_order(needs, fills.kept, start=start)
@@ -452,12 +440,10 @@ def warm(
             "cache: got one together with a dataset, which has its own. Pass a URL, or no cache=."
         )
     with source as opened:
-        if executor is None:
-            local = world or World(0, 1)
-            return warm_node(opened, wanted, world=local, progress=progress, stop=stop)
-        return warm_nodes(
-            opened, wanted, executor=executor, nodes=nodes, world=world, progress=progress
-        )
+        if executor is not None:
+            return warm_nodes(opened, wanted, executor, nodes, world=world, progress=progress)
+        local = world or World(0, 1)
+        return warm_node(opened, wanted, world=local, progress=progress, stop=stop)
 
 
 _log = logging.getLogger("penstock")
@@ -474,11 +460,11 @@ def warm_task(source: SerializedSource, order: WarmRequest, world: World) -> tup
 def warm_nodes(
     dataset: Source,
     order: WarmRequest,
-    *,
     executor: Executor,
     nodes: int | None,
+    *,
     world: World | None,
-    progress: Callable[[WarmState], None] | None = None,
+    progress: Progress = None,
 ) -> WarmResult:
     """Warm several nodes by an executor's workers.
 

@@ -80,7 +80,7 @@ def test_shards_of_other_nodes_come_in_order_while_the_remote_gives_nothing() ->
     remote: Any = Scripted(near=near, left=left)
     filler = filler_of(remote)
     try:
-        filler.seek(Cursor(0, 0))
+        filler.queue.seek(Cursor(0, 0))
         filler.count_batch(10 * SHARD_BYTES, Traffic())
         for _ in range(20):
             filler.sources[1].running[-1].result(timeout=PATIENCE_S)
@@ -127,7 +127,7 @@ def test_a_choice_that_another_thread_drops_still_counts_for_its_lookup(
         wait_for_fills(filler)
 
     try:
-        filler.seek(Cursor(0, 0))
+        filler.queue.seek(Cursor(0, 0))
         shard = Shard(SHARDS - 1)
         shard.on_look = search
         assert filler.source_of(SHARDS - 1) is filler.sources[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -66,7 +67,8 @@ class Road:
         if step.start in self.bad:
             raise KeyError(step.start)
         batch: Any = Batch()
-        batch.step, batch.read_wait_s, batch.size_bytes = step, 0.0, 7
+        batch.step, batch.read_wait_s = step, 0.0
+        batch.content = SimpleNamespace(bytes_read=7)
         return [batch]
 
 

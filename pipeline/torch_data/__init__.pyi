@@ -3,6 +3,6 @@ from .mark import Mark as Mark, WorkerPosition as WorkerPosition
 from .pass_order import StreamOrder as StreamOrder
 from .samplers import sampler_lists as sampler_lists
 from .torch_engine import Bookmark as Bookmark, DatasetEpoch as DatasetEpoch
-from .torch_engine import TorchEngine as TorchEngine, check_dataset as check_dataset
-from .torch_sources import is_sample_fault as is_sample_fault
-from .torch_sources import seed_worker as seed_worker
+from .torch_engine import TorchEngine as TorchEngine
+from .torch_sources import check_dataset as check_dataset, is_sample_fault as is_sample_fault
+from .random_states import seed_worker as seed_worker

@@ -38,7 +38,7 @@ _WITHOUT_IMAGES = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SplitBatch:
     """The images of one batch, and the rest of it.
 
@@ -119,15 +119,8 @@ class SplitCollate:
             # A collate function of the user's may return another number of values.
             is_complete = len(remainder) + len(keys) == len(samples[0])
             named = type(samples[0]) if hasattr(samples[0], "_fields") and is_complete else None
-        return SplitBatch(
-            arrays=arrays,
-            dims=_dims_of(arrays),
-            remainder=remainder,
-            keys=keys,
-            batched=self.batched,
-            order=order,
-            named=named,
-        )
+        dims = _dims_of(arrays)
+        return SplitBatch(arrays, dims, remainder, keys, self.batched, order, named)
 
     def _collated(self, others: Sequence[Any]) -> Any:
         """Collate samples without their images.

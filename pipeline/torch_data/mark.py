@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -120,9 +120,8 @@ def _reset_to(dataset: Any, state: Any) -> Any:
     dataset.load_state_dict(copy_of(state))
     now = _state_now(dataset)
     # If the state shows no change, the dataset may apply it in iter().
-    return (
-        iter(dataset) if is_same_state(now, before) and not is_same_state(now, state) else dataset
-    )
+    is_pending = is_same_state(now, before) and not is_same_state(now, state)
+    return iter(dataset) if is_pending else dataset
 
 
 def _state_now(dataset: Any) -> Any:
@@ -277,15 +276,11 @@ class Mark:
     def to_dict(self) -> dict[str, Any]:
         """Return the mark as JSON types, except for states of the user's own dataset and
         sampler."""
-        values = {name: getattr(self, name) for name in self.__slots__ if name != "workers"}
-        kept = {name: value for name, value in values.items() if value is not None}
-        return {
-            **copy_of(kept),
-            "workers": [
-                {each.name: copy_of(getattr(worker, each.name)) for each in fields(worker)}
-                for worker in self.workers
-            ],
-        }
+        own = {name: getattr(self, name) for name in self.__slots__ if name != "workers"}
+        kept = {name: copy_of(value) for name, value in own.items() if value is not None}
+        names = WorkerPosition.__slots__
+        workers = [{name: copy_of(getattr(each, name)) for name in names} for each in self.workers]
+        return {**kept, "workers": workers}
 
     @classmethod
     def from_dict(cls, values: Any) -> Mark:

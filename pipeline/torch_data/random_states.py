@@ -14,10 +14,12 @@ import ctypes
 import functools
 import random
 import zlib
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+
+from penstock.pipeline.torch_private import numpy_seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +48,11 @@ def thaw(text: str) -> torch.Tensor:
         raise ValueError(f"a generator's state: {error}") from error
     if len(raw) != size:
         raise ValueError(f"a generator's state has {len(raw)} bytes, wanted {size}")
-    return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+    return _tensor(raw)
+
+
+def _tensor(state: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8)
 
 
 def _text(raw: bytes) -> str:
@@ -57,45 +63,12 @@ def _raw(text: str) -> bytearray:
     return bytearray(base64.b64decode(text, validate=True))
 
 
-def _twister(text: str) -> tuple[Any, int]:
-    raw = _raw(text)
-    words = np.frombuffer(raw[: len(raw) // 4 * 4], np.uint32)
-    if len(raw) != 4 * (_WORDS + 1) or words[-1] > _WORDS:
+def _twister(text: str) -> bytes:
+    """Return the words and the position of a twister's text. Raises ValueError."""
+    raw = bytes(_raw(text))
+    if len(raw) != _TWISTER_BYTES or np.frombuffer(raw, np.uint32)[-1] > _WORDS:
         raise ValueError(f"a generator's state of {len(raw)} bytes, or a place beyond them")
-    return words[:-1], int(words[-1])
-
-
-class _Torch:
-    """torch's default generator."""
-
-    def get(self) -> bytes:
-        return torch.get_rng_state().numpy().tobytes()
-
-    def set(self, state: bytes) -> None:
-        torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-
-    def freeze(self, state: bytes) -> str:
-        return freeze(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-
-    def thaw(self, text: str) -> bytes:
-        return thaw(text).numpy().tobytes()
-
-
-class _Python:
-    """python's `random`, without the value that `random.gauss` keeps: no index is drawn from it."""
-
-    def get(self) -> Any:
-        return random.getstate()
-
-    def set(self, state: Any) -> None:
-        random.setstate(state)
-
-    def freeze(self, state: Any) -> str:
-        return _text(np.array(state[1], np.uint32).tobytes())
-
-    def thaw(self, text: str) -> Any:
-        words, place = _twister(text)
-        return (3, (*map(int, words), place), None)
+    return raw
 
 
 @functools.cache
@@ -124,8 +97,11 @@ def _numpy_state() -> bytes | None:
     return ctypes.string_at(twister.ctypes.state_address, _TWISTER_BYTES)
 
 
-def _set_numpy_state(state: bytes, *, ahead: float | None = None) -> None:
-    """Set the state of numpy's global generator. ahead: the normal value that it drew ahead."""
+def _set_numpy_state(state: bytes | None, *, ahead: float | None = None) -> None:
+    """Set the state of numpy's global generator; None changes nothing. ahead: the normal value that
+    it drew ahead."""
+    if state is None:
+        return
     twister = _numpy.get_bit_generator()
     if ahead is None and type(twister) is np.random.MT19937 and _is_in_memory():
         _numpy.set_bit_generator(twister)  # drops a normal value that it drew ahead
@@ -135,23 +111,20 @@ def _set_numpy_state(state: bytes, *, ahead: float | None = None) -> None:
     np.random.set_state(("MT19937", words[:-1], int(words[-1]), has_ahead, ahead or 0.0))
 
 
-class _Numpy:
-    """numpy's global generator; its state is None if the program has replaced it by another
-    kind."""
+def seed_all(key: int) -> None:
+    """Seed python's, numpy's and torch's CPU generator. key: 64 bits."""
+    random.seed(key)
+    if type(_numpy.get_bit_generator()) is np.random.MT19937:  # the program may have replaced it
+        np.random.seed([key & 0xFFFFFFFF, (key >> 32) & 0xFFFFFFFF])
+    # Not torch.manual_seed, which queues a call for CUDA each time until CUDA is initialised.
+    torch.default_generator.manual_seed(key)
 
-    def get(self) -> Any:
-        return _numpy_state()
 
-    def set(self, state: Any) -> None:
-        if state is not None:
-            _set_numpy_state(state)
-
-    def freeze(self, state: Any) -> str:
-        return _text(state)
-
-    def thaw(self, text: str) -> bytes:
-        words, place = _twister(text)
-        return bytes(words.tobytes() + np.uint32(place).tobytes())
+def seed_worker(base_seed: int, worker: int) -> None:
+    """Seed a worker as torch does from its loader's base seed."""
+    random.seed(base_seed + worker)
+    torch.manual_seed(base_seed + worker)
+    np.random.seed(numpy_seed(base_seed, worker))
 
 
 class MainDraws:
@@ -172,11 +145,36 @@ class MainDraws:
         """Set the three generators to these states."""
         torch.set_rng_state(self._torch)
         random.setstate(self._python)
-        if self._numpy is not None:
-            _set_numpy_state(self._numpy, ahead=self._ahead)
+        _set_numpy_state(self._numpy, ahead=self._ahead)
 
 
-KINDS: dict[str, Any] = {"rng": _Torch(), "python_rng": _Python(), "numpy_rng": _Numpy()}
+class _Kind(NamedTuple):
+    """A kind of generator: returns and sets the state of the process's own, and writes and reads
+    the text of a state."""
+
+    get: Callable[[], Any]
+    set: Callable[[Any], None]
+    freeze: Callable[[Any], str]
+    thaw: Callable[[str], Any]
+
+
+# python's state is without the value that `random.gauss` keeps: no index is drawn from it. numpy's
+# is None if the program has replaced the generator by another kind.
+KINDS = {
+    "rng": _Kind(
+        lambda: torch.get_rng_state().numpy().tobytes(),
+        lambda state: torch.set_rng_state(_tensor(state)),
+        lambda state: freeze(_tensor(state)),
+        lambda text: thaw(text).numpy().tobytes(),
+    ),
+    "python_rng": _Kind(
+        random.getstate,
+        random.setstate,
+        lambda state: _text(np.array(state[1], np.uint32).tobytes()),
+        lambda text: (3, tuple(np.frombuffer(_twister(text), np.uint32).tolist()), None),
+    ),
+    "numpy_rng": _Kind(_numpy_state, _set_numpy_state, _text, _twister),
+}
 
 
 def generator_states() -> dict[str, Any]:
@@ -213,10 +211,7 @@ class WatchedDraws:
         self._own = {n: KINDS[n].thaw(text) for n, text in frozen.items() if text is not None}
         if seed is not None and not self._own:
             before = generator_states()
-            random.seed(seed)
-            if before["numpy_rng"] is not None:
-                np.random.seed([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF])
-            torch.default_generator.manual_seed(seed)
+            seed_all(seed)
             self._own = generator_states()
             _set_generators(before)
         self._left: dict[str, Any] = {}  # states behind the latest draw
@@ -286,9 +281,8 @@ class StreamDraws:
         now = generator_states()
         wanted = now if is_over else self._before
         drawn = [name for name in now if now[name] != self._before[name]]
-        return {
-            name: KINDS[name].freeze(wanted[name]) for name in drawn if wanted[name] is not None
-        } or None
+        kept = {name: wanted[name] for name in drawn if wanted[name] is not None}
+        return {name: KINDS[name].freeze(state) for name, state in kept.items()} or None
 
     @property
     def mixed(self) -> str | None:

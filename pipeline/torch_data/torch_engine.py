@@ -20,14 +20,7 @@ import numpy as np
 import torch
 import torch.utils.data
 
-from penstock.cache import (
-    ClosedError,
-    ConfigError,
-    DatasetError,
-    PenstockError,
-    check_process,
-    watch,
-)
+from penstock.cache import ClosedError, ConfigError, PenstockError, check_process, watch
 from penstock.pipeline.feed import BadCount, to_device
 from penstock.pipeline.members import Membership
 from penstock.pipeline.options import check_epoch
@@ -45,10 +38,9 @@ from penstock.pipeline.torch_data.torch_state import (
     with_dataset_state,
 )
 from penstock.pipeline.torch_private import disown, kept_iterator
-from penstock.readers import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from penstock.pipeline.options import LoaderOptions
     from penstock.pipeline.plan import MixtureSettings, World
@@ -56,77 +48,6 @@ if TYPE_CHECKING:
     from penstock.pipeline.torch_data.augmenter import Augmenter
     from penstock.pipeline.torch_data.mark import WorkerMessage
     from penstock.pipeline.torch_data.pass_order import PassOrder
-
-_CHECKED_ELEMENTS = 64  # of a list or dict
-_WRAPPERS_OF_SEVERAL = (
-    torch.utils.data.ConcatDataset,
-    torch.utils.data.ChainDataset,
-    torch.utils.data.StackDataset,
-)
-_PART_REMEDY = (
-    "pass dataset.subset(ids), or a part of dataset.split(0.9, 0.1, seed=0), to the DataLoader"
-)
-_SEVERAL_REMEDY = (
-    "pass penstock.concat([a, b]) to one DataLoader to read them end to end, or make one "
-    "DataLoader per dataset"
-)
-
-
-def check_dataset(dataset: Any) -> None:
-    """Raise ConfigError if this isn't a dataset, DatasetError if it holds a native one.
-
-    Torch datasets pass, and objects with samples by index, as with torch.
-    """
-    got = ""
-    if isinstance(dataset, str | bytes | os.PathLike):
-        shown = os.fsdecode(dataset)
-        got = (
-            f"the path {shown!r}, wanted a dataset. Pass DataLoader(Dataset({shown!r}), ...), with "
-            "penstock's Dataset"
-        )
-    elif isinstance(dataset, type):
-        name = dataset.__name__
-        got = f"the class {name}, wanted an instance of it. Pass {name}(...)"
-    elif isinstance(dataset, torch.utils.data.DataLoader):
-        got = f"a {type(dataset).__name__}, wanted the dataset that it reads. Pass its .dataset"
-    if got:
-        raise ConfigError(f"dataset: got {got}.")
-    if any(_is_native(part) for part in _inner_datasets(dataset)):
-        name = type(dataset).__name__
-        remedy = _PART_REMEDY if isinstance(dataset, torch.utils.data.Subset) else _SEVERAL_REMEDY
-        raise DatasetError(
-            f"{name} holds a native dataset (penstock.Dataset), which is read by shards and not by "
-            f"index, so torch's wrappers and lists can't hold one. Instead {remedy}."
-        )
-    is_known = isinstance(dataset, torch.utils.data.Dataset)
-    if not is_known and not any(hasattr(dataset, n) for n in ("__getitem__", "__getitems__")):
-        remedy = (
-            "An object that can only be iterated must be a torch.utils.data.IterableDataset: wrap "
-            "it in one whose __iter__ yields its samples"
-            if hasattr(dataset, "__iter__")
-            else "Pass a penstock.Dataset, a torch dataset, or an object with __getitem__ and "
-            "__len__"
-        )
-        raise ConfigError(
-            f"dataset: got an object of type {type(dataset).__name__}, wanted a dataset. {remedy}."
-        )
-
-
-def _inner_datasets(dataset: Any) -> list[Any]:
-    if isinstance(dataset, torch.utils.data.Subset):
-        return [dataset.dataset]
-    if isinstance(dataset, _WRAPPERS_OF_SEVERAL):
-        inner: Any = dataset.datasets
-        return list(inner.values() if isinstance(inner, dict) else inner)
-    if type(dataset) in (list, tuple):
-        return list(dataset[:_CHECKED_ELEMENTS])
-    if type(dataset) is dict:
-        return list(dataset.values())[:_CHECKED_ELEMENTS]
-    return []
-
-
-def _is_native(part: Any) -> bool:
-    return isinstance(part, Source) or any(_is_native(inner) for inner in _inner_datasets(part))
 
 
 class Bookmark:
@@ -261,18 +182,16 @@ class Pass:
     _iterator: TorchIterator  # unset while it forks its first worker
 
     def __init__(self, engine: TorchEngine) -> None:
-        self._engine, self._order = engine, engine.order
+        self._engine, self._order = engine, (order := engine.order)
         self._ranks, self._bad_count = engine.ranks, engine.bad_count
         self._bookmark, self._meter = engine.bookmark, engine.meter
-        self.number = engine.bookmark.open(engine.order)
+        self.number = engine.bookmark.open(order)
         self.is_over = False
         self._delivered_at: float | None = None
         self._pending: list[WorkerMessage] = []  # received before the next batch, without one
         self._decoding: deque[list[WorkerMessage]] = deque()  # each ends with a batch
-        self._tracks_workers = self._order.tracks_workers
-        self._is_of_this_process = (
-            self._order.options.num_workers > 0 or self._order.augmenter is not None
-        )
+        self._tracks_workers = order.tracks_workers
+        self._is_of_this_process = order.options.num_workers > 0 or order.augmenter is not None
         self._pid = os.getpid()
         watch(self)
         self._start(self._bookmark.mark, restored=self._bookmark.is_restored)
@@ -435,10 +354,9 @@ class Pass:
         self._iterator.failed = 0
         valid = self._requests.valid_slots()
         if self._bad_count is not None and (message.bad or not mark.position):
-            own = [  # without padding
-                bad for row, bad in sorted(message.bad.items()) if valid is None or valid[row]
-            ]
-            self._bad_count.count(mark.cursor, dict(own), begins_epoch=not mark.position)
+            bad = sorted(message.bad.items())
+            own = dict(each for row, each in bad if valid is None or valid[row])  # without padding
+            self._bad_count.count(mark.cursor, own, begins_epoch=not mark.position)
         if valid is not None:
             valid = valid.copy()
             valid[list(message.bad)] = False
@@ -490,6 +408,10 @@ def with_restored_states(stream: Iterable[WorkerRequest], mark: Mark) -> Iterato
         yield replace(request, restore=next(later, None))
 
 
+def _no_pass() -> None:
+    """Return no pass: none has begun in this process."""
+
+
 class TorchEngine:
     """Delivers batches of a torch dataset; DataLoader forwards to it.
 
@@ -515,7 +437,7 @@ class TorchEngine:
         self.bookmark = Bookmark()
         self._kept: TorchLoader | None = None  # with persistent workers
         self.dataset_epoch = DatasetEpoch(dataset)
-        self._latest: weakref.ref[Pass] | None = None
+        self._latest: Callable[[], Pass | None] = _no_pass
         self.closed = False  # close() was called
         watch(self)
 
@@ -525,7 +447,7 @@ class TorchEngine:
             # Between two passes, this is the only reference to its iterator; dropping it would end
             # the workers.
             disown(kept_iterator(self._kept.loader))
-        self._kept = self._latest = None
+        self._kept, self._latest = None, _no_pass
 
     def take_over(self, options: LoaderOptions) -> None:
         """Use other options from the next pass on: for another world, with other workers.
@@ -560,6 +482,7 @@ class TorchEngine:
         max_bad, before = options.max_bad, self.bad_count
         if max_bad is None or (before is not None and not self._has_joined):
             return
+        name = f"{type(order.dataset).__name__}-{world.file_label}.jsonl"
         self.bad_count = BadCount(
             samples=len(order.dataset),
             names=None,
@@ -567,9 +490,7 @@ class TorchEngine:
             remedy="See the reasons; then remove them from the dataset, or raise max_bad=.",
             max_bad=max_bad,
             membership=self.ranks,
-            report=QuarantineFile(
-                None, name=f"{type(order.dataset).__name__}-{world.file_label}.jsonl"
-            ),
+            report=QuarantineFile(None, name=name),
             meter=self.meter,
         )
         if before is not None:
@@ -624,7 +545,7 @@ class TorchEngine:
 
     def _live_pass(self) -> Pass | None:
         """Return the latest pass, if the loader's mark follows it."""
-        live = self._latest() if self._latest is not None else None
+        live = self._latest()
         if live is None or live.number != self.bookmark.number or live.is_over:
             return None
         return live
@@ -687,9 +608,8 @@ class TorchEngine:
         order, bookmark = self.order, self.bookmark
         try:
             if (mixture := mixture_of(order, state)) is not None:
-                order = order_of(
-                    order.dataset, order.options, self._indices, order.augmenter, mixture
-                )
+                parts = order.dataset, order.options, self._indices, order.augmenter
+                order = order_of(*parts, mixture)
             mark = from_state(order, state)
             self.ranks.compare_state(f"epoch {mark.epoch}, position {mark.position}")
         except PenstockError as error:
@@ -721,8 +641,7 @@ class TorchEngine:
         """End torch's workers. Safe to call twice."""
         self.closed = True
         self.ranks.close()
-        live = self._latest() if self._latest is not None else None
-        if live is not None:
+        if (live := self._latest()) is not None:
             live.stop()
         self._kept = None
         self.bookmark.source = None

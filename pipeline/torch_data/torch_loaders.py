@@ -13,6 +13,7 @@ import threading
 import warnings
 import weakref
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +23,7 @@ import torch.utils.data
 from penstock.cache import PenstockError, WorkerError, describe_exit
 from penstock.pipeline.torch_data.image_split import SplitCollate
 from penstock.pipeline.torch_data.mark import description_of
-from penstock.pipeline.torch_data.torch_sources import (
-    IterableSource,
-    MapSource,
-    WorkerInit,
-    identity,
-)
+from penstock.pipeline.torch_data.torch_sources import IterableSource, MapSource, start_worker
 from penstock.pipeline.torch_private import (
     base_seed_of,
     disown,
@@ -135,15 +131,18 @@ def _end_own_workers(iterator: Any, pid: int) -> None:
         end_workers(iterator)
 
 
+def _as_it_is(item: Any) -> Any:
+    """Return the item: a collate function for batches that are collated already."""
+    return item
+
+
 def make_loader(order: PassOrder, mark: Mark, *, previous: Any) -> TorchLoader:
     """Make torch's loader for a pass from a mark on. previous: the source of the pass before, or
     None."""
     options, generator = order.options, order.options.generator
     source = _make_source(order, mark, previous=previous)
     arguments = options.worker_arguments()
-    arguments["worker_init_fn"] = WorkerInit(
-        worker_init_fn=options.worker_init_fn, base_seed=mark.base_seed
-    )
+    arguments["worker_init_fn"] = partial(start_worker, options.worker_init_fn, mark.base_seed)
     if options.num_workers and arguments["multiprocessing_context"] is None and _has_threads():
         arguments["multiprocessing_context"] = "forkserver"
     requests = None if order.is_stream else Requests()
@@ -156,7 +155,7 @@ def make_loader(order: PassOrder, mark: Mark, *, previous: Any) -> TorchLoader:
             source,
             batch_size=None,
             sampler=requests,
-            collate_fn=identity,
+            collate_fn=_as_it_is,
             generator=generator if draws_seed else torch.Generator(),
             **arguments,
         )
@@ -210,8 +209,7 @@ class TorchIterator:
     def __init__(
         self, torch_loader: TorchLoader, requests: Iterable[WorkerRequest], dataset: Any
     ) -> None:
-        self._dataset = dataset
-        self._requests = torch_loader.requests
+        self._dataset, self._requests = dataset, torch_loader.requests
         if self._requests is not None:
             self._requests.begin(requests)
         self._torch_loader: TorchLoader | None = torch_loader  # keeps its workers alive
@@ -276,9 +274,8 @@ class TorchIterator:
                     worker.join(_END_S)
         dead = {number: code for number, worker in enumerate(workers) if (code := worker.exitcode)}
         if not dead:
-            return WorkerError(
-                f"The connection to a DataLoader worker broke while it sent a batch. {_MEMORY}"
-            )
+            what = "The connection to a DataLoader worker broke while it sent a batch."
+            return WorkerError(f"{what} {_MEMORY}")
         losses = "; ".join(
             f"worker {number} (pid {workers[number].pid}) {describe_exit(code)} while it was "
             f"reading {self._last_request(number, mark)} of {description_of(self._dataset)}"

@@ -14,7 +14,7 @@ of the dataset counts as a bad sample, except errors that no sample's bytes can 
 from __future__ import annotations
 
 import itertools
-import random
+import os
 import time
 from dataclasses import InitVar, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,9 @@ import torch.utils.data
 
 from penstock.cache import (
     BadSampleError,
+    ConfigError,
     CorruptShardError,
+    DatasetError,
     PenstockError,
     TooManyBadSamplesError,
     end_with_parent,
@@ -45,8 +47,9 @@ from penstock.pipeline.torch_data.mark import (
     iterator_at,
     state_of,
 )
-from penstock.pipeline.torch_data.random_states import MainDraws, StreamDraws
-from penstock.pipeline.torch_private import numpy_seed, set_worker_info
+from penstock.pipeline.torch_data.random_states import MainDraws, StreamDraws, seed_all, seed_worker
+from penstock.pipeline.torch_private import set_worker_info
+from penstock.readers import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -62,53 +65,94 @@ if TYPE_CHECKING:
 SNAPSHOT_TIME_SHARE = 0.02
 
 
-def identity(item: Any) -> Any:
-    """Return the item: a collate function for batches that are collated already."""
-    return item
-
-
 def worker_id() -> int:
     """Return the number of this worker process; 0 in the main process."""
     info = torch.utils.data.get_worker_info()
     return 0 if info is None else info.id
 
 
-def seed_all(key: int) -> None:
-    """Seed python's, numpy's and torch's CPU generator. key: 64 bits."""
-    random.seed(key)
-    np.random.seed([key & 0xFFFFFFFF, key >> 32])
-    # Not torch.manual_seed, which queues a call for CUDA each time until CUDA is initialised.
-    torch.default_generator.manual_seed(key)
+def start_worker(init_fn: Callable[[int], None] | None, base_seed: int | None, worker: int) -> None:
+    """Begin a worker process: show the user's dataset instead of Penstock's source, and then call
+    the user's init function.
 
-
-def seed_worker(base_seed: int, worker: int) -> None:
-    """Seed a worker as torch does from its loader's base seed."""
-    seed = base_seed + worker
-    random.seed(seed)
-    torch.manual_seed(seed)
-    np.random.seed(numpy_seed(base_seed, worker))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerInit:
-    """The init function of each worker: it shows the user's dataset instead of Penstock's source.
-
-    It then calls the user's own function. base_seed: seeds the worker instead of the seed that
-    torch drew (in a resumed pass).
+    base_seed: seeds the worker instead of the seed that torch drew (in a resumed pass).
     """
+    end_with_parent()
+    info: Any = torch.utils.data.get_worker_info()
+    seed = None if base_seed is None else base_seed + worker
+    set_worker_info(info, dataset=info.dataset.dataset, seed=seed)
+    if base_seed is not None:
+        seed_worker(base_seed, worker)
+    if init_fn is not None:
+        init_fn(worker)
 
-    worker_init_fn: Callable[[int], None] | None
-    base_seed: int | None
 
-    def __call__(self, worker: int) -> None:
-        end_with_parent()
-        info: Any = torch.utils.data.get_worker_info()
-        seed = None if self.base_seed is None else self.base_seed + worker
-        set_worker_info(info, dataset=info.dataset.dataset, seed=seed)
-        if self.base_seed is not None:
-            seed_worker(self.base_seed, worker)
-        if self.worker_init_fn is not None:
-            self.worker_init_fn(worker)
+# -- what is a dataset
+
+_CHECKED_ELEMENTS = 64  # of a list or dict
+_WRAPPERS_OF_SEVERAL = (
+    torch.utils.data.ConcatDataset,
+    torch.utils.data.ChainDataset,
+    torch.utils.data.StackDataset,
+)
+_PART_REMEDY = "Pass dataset.subset(ids), or a part of dataset.split(0.9, 0.1, seed=0), instead."
+_SEVERAL_REMEDY = "Pass penstock.concat([a, b]) instead, or make one DataLoader per dataset."
+
+
+def check_dataset(dataset: Any) -> None:
+    """Raise ConfigError if this isn't a dataset, DatasetError if it holds a native one.
+
+    Torch datasets pass, and objects with samples by index, as with torch.
+    """
+    got = ""
+    if isinstance(dataset, str | bytes | os.PathLike):
+        shown = os.fsdecode(dataset)
+        got = (
+            f"the path {shown!r}, wanted a dataset. Pass DataLoader(Dataset({shown!r}), ...), with "
+            "penstock's Dataset"
+        )
+    elif isinstance(dataset, type):
+        name = dataset.__name__
+        got = f"the class {name}, wanted an instance of it. Pass {name}(...)"
+    elif isinstance(dataset, torch.utils.data.DataLoader):
+        got = f"a {type(dataset).__name__}, wanted the dataset that it reads. Pass its .dataset"
+    if got:
+        raise ConfigError(f"dataset: got {got}.")
+    if any(_is_native(part) for part in _inner_datasets(dataset)):
+        name = type(dataset).__name__
+        remedy = _PART_REMEDY if isinstance(dataset, torch.utils.data.Subset) else _SEVERAL_REMEDY
+        raise DatasetError(
+            f"{name} holds a native dataset (penstock.Dataset), which is read by shards and not by "
+            f"index, so torch's wrappers and lists can't hold one. {remedy}"
+        )
+    is_known = isinstance(dataset, torch.utils.data.Dataset)
+    if not is_known and not any(hasattr(dataset, n) for n in ("__getitem__", "__getitems__")):
+        remedy = (
+            "An object that can only be iterated must be a torch.utils.data.IterableDataset: wrap "
+            "it in one whose __iter__ yields its samples"
+            if hasattr(dataset, "__iter__")
+            else "Pass a penstock.Dataset, a torch dataset, or one with __getitem__ and __len__"
+        )
+        raise ConfigError(
+            f"dataset: got an object of type {type(dataset).__name__}, wanted a dataset. {remedy}."
+        )
+
+
+def _inner_datasets(dataset: Any) -> list[Any]:
+    if isinstance(dataset, torch.utils.data.Subset):
+        return [dataset.dataset]
+    if isinstance(dataset, _WRAPPERS_OF_SEVERAL):
+        inner: Any = dataset.datasets
+        return list(inner.values() if isinstance(inner, dict) else inner)
+    if type(dataset) in (list, tuple):
+        return list(dataset[:_CHECKED_ELEMENTS])
+    if type(dataset) is dict:
+        return list(dataset.values())[:_CHECKED_ELEMENTS]
+    return []
+
+
+def _is_native(part: Any) -> bool:
+    return isinstance(part, Source) or any(_is_native(inner) for inner in _inner_datasets(part))
 
 
 # -- bad samples
@@ -192,10 +236,8 @@ def _failing_sample(collate: Collate, samples: Any) -> tuple[int, str] | None:
 
     alone = [works(place) for place in range(len(samples))]
     if not all(alone):
-        first = alone.index(False)
-        return (
-            (first, "can't be collated because of its type or its content") if any(alone) else None
-        )
+        reason = "can't be collated because of its type or its content"
+        return (alone.index(False), reason) if any(alone) else None
     if len(samples) < 2 or not works(0, 0):  # for example, a function for batches of one size
         return None
     odd = [place for place in range(1, len(samples)) if not works(0, place)]
@@ -255,11 +297,10 @@ class MapSource(torch.utils.data.Dataset[WorkerMessage]):
         indices = list(request.index) if self.batched else [request.index]
         epoch = request.epoch
         epochs = [epoch] * len(indices) if isinstance(epoch, int) else epoch.tolist()
-        if not self.batched:
-            read = self._read(indices, epochs, None)
-            return read, self.collate(read.samples[0])
-        many = getattr(self.dataset, "__getitems__", None)
+        many = getattr(self.dataset, "__getitems__", None) if self.batched else None
         read = self._read(indices, epochs, many if callable(many) else None)
+        if not self.batched:
+            return read, self.collate(read.samples[0])
         return read, collate_named(self.collate, read.samples, read.ids)
 
     def _read(self, indices: list[Any], epochs: list[int], many: Many | None) -> FetchedSamples:
@@ -276,14 +317,8 @@ class MapSource(torch.utils.data.Dataset[WorkerMessage]):
                 if self.parts is None or not is_sample_fault(error):
                     raise
         if self.parts is None:
-            read_one = self._read_one
-            return FetchedSamples(
-                [
-                    read_one(index, epoch, None)
-                    for index, epoch in zip(indices, epochs, strict=True)
-                ],
-                indices,
-            )
+            read_one, keys = self._read_one, zip(indices, epochs, strict=True)
+            return FetchedSamples([read_one(*key, None) for key in keys], indices)
         read = FetchedSamples([], [])
         for row, (index, epoch) in enumerate(zip(indices, epochs, strict=True)):
             sample, used, reason = self._read_good(index, epoch, self.parts, many)
@@ -299,12 +334,10 @@ class MapSource(torch.utils.data.Dataset[WorkerMessage]):
         """Return a sample or its first good substitute, the index of that, and why it was
         replaced."""
         reasons: dict[int, str] = {}
-        starts, sizes, ends = parts
+        (starts, sizes, ends), seed = parts, self.seed or 0
         part = int(np.searchsorted(ends, index, side="right"))
-        within = int(ends[part - 1]) if part else 0, int(ends[part])
-        others = substitutes(
-            index, seed=self.seed or 0, epoch=epoch, starts=starts, sizes=sizes, within=within
-        )
+        own = int(ends[part - 1]) if part else 0, int(ends[part])
+        others = substitutes(index, seed=seed, epoch=epoch, starts=starts, sizes=sizes, within=own)
         for candidate in itertools.chain([index], others):
             if candidate in reasons:
                 continue
@@ -416,9 +449,8 @@ class IterableSource(torch.utils.data.IterableDataset[WorkerMessage]):
         known = position  # by the loader
         if self.persistent and self._past is not None:
             # Each worker sends one, because torch reads from them in turn.
-            known = self._next_position or WorkerPosition(
-                state=self.state() or None, past=self._past
-            )
+            behind = WorkerPosition(state=self.state() or None, past=self._past)
+            known = self._next_position or behind
             yield WorkerMessage(worker=worker, void=True, position=known)
         self._has_begun = True
         if position.over:
@@ -449,7 +481,7 @@ class IterableSource(torch.utils.data.IterableDataset[WorkerMessage]):
         draws = self._draws = StreamDraws(position.rng, in_main=in_main)
         self._over, self._past = False, "left"
         iterator = draws(lambda: self._begin(position))
-        is_stateful = self._is_stateful()
+        is_stateful = self._exact or has_state(self._iterator)
         is_watched = not is_stateful and self.seed is None
         if not is_watched:
             draws.ignore()
@@ -472,15 +504,10 @@ class IterableSource(torch.utils.data.IterableDataset[WorkerMessage]):
                 state = self.state()
                 spent_s += time.perf_counter() - now_s
             watches = is_watched and (self.persistent if self._over else in_main or goes_on)
-            known = known.after(
-                1,
-                state=state,
-                over=self._over,
-                rng=draws.recorded(is_over=self._over) if watches else None,
-            )
-            yield WorkerMessage(
-                batch=batch, samples=len(samples), ids=ids, worker=worker, position=known
-            )
+            rng = draws.recorded(is_over=self._over) if watches else None
+            known = known.after(1, state=state, over=self._over, rng=rng)
+            count = len(samples)
+            yield WorkerMessage(batch=batch, samples=count, ids=ids, worker=worker, position=known)
             goes_on = False  # the message has reported it
         if self.persistent:
             rng = draws.recorded(is_over=True) if is_watched else None
@@ -534,9 +561,6 @@ class IterableSource(torch.utils.data.IterableDataset[WorkerMessage]):
             self._over, self._past = True, "ended"
         return [] if self.drop_last and self._over else samples
 
-    def _is_stateful(self) -> bool:
-        return self._exact or has_state(self._iterator)
-
     def position(self, batches: int, *, is_live: bool) -> WorkerPosition | None:
         """Return the position of this process's stream between two batches.
 
@@ -547,9 +571,7 @@ class IterableSource(torch.utils.data.IterableDataset[WorkerMessage]):
             return self._with_state(WorkerPosition(batches=batches, over=self._over))
         if self._next_position is not None:
             return self._next_position
-        behind = (
-            self._with_state(WorkerPosition(past=self._past)) if self._past is not None else None
-        )
+        behind = self._past and self._with_state(WorkerPosition(past=self._past))
         if not is_live:
             return behind
         if self._prepared is None:

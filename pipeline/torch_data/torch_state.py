@@ -29,23 +29,17 @@ def to_state(order: PassOrder, mark: Mark, *, bad: int) -> dict[str, Any]:
 
     bad: samples of the epoch before the mark that were replaced.
     """
+    mixture = order.job.settings.mixture if isinstance(order, PlannedOrder) else None
     return {
         "version": STATE_VERSION,
         "kind": "torch",
         **_identity(order),
-        **_mixture(order),
+        **({} if mixture is None else {"mixture": mixture.to_dict()}),
         "drop_last": order.options.drop_last,
         "streams": order.streams,
         "draw_seed": None if order.augmenter is None else order.augmenter.seed,
         "mark": replace(mark, bad=bad).to_dict(),
     }
-
-
-def _mixture(order: PassOrder) -> dict[str, Any]:
-    """Return the settings of a mixture's plan, as JSON types; nothing for other orders."""
-    if not isinstance(order, PlannedOrder) or order.job.settings.mixture is None:
-        return {}
-    return {"mixture": order.job.settings.mixture.to_dict()}
 
 
 def mixture_of(order: PassOrder, state: Any) -> MixtureSettings | None:

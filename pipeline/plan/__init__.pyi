@@ -12,7 +12,7 @@ from .job_order import first_settings as first_settings
 from .placement import LaneChoice as LaneChoice, best_bins as best_bins
 from .placement import choose_lane_order as choose_lane_order
 from .lanes import LaneGroups as LaneGroups, LaneOrder as LaneOrder, MOST_GROUPS as MOST_GROUPS
-from .lanes import ordered_slots as ordered_slots, partners as partners
+from .lanes import Ints as Ints, ordered_slots as ordered_slots, partners as partners
 from .listed_plan import ListSettings as ListSettings, ListedPlan as ListedPlan
 from .mixture_plan import (
     MixturePlan as MixturePlan,

@@ -26,15 +26,8 @@ from penstock.cache import ConfigError, DatasetError, PenstockWarning, PlanError
 from penstock.pipeline.feed import warn_of_late_parts
 from penstock.pipeline.options import fresh_seed
 from penstock.pipeline.plan import JobOrder, RankOrder, Walk, default_lanes, default_window
-from penstock.pipeline.torch_data.mark import (
-    Mark,
-    WorkerPosition,
-    WorkerRequest,
-    copy_of,
-    has_state,
-    length_of,
-    state_of,
-)
+from penstock.pipeline.torch_data.mark import Mark, WorkerPosition, WorkerRequest
+from penstock.pipeline.torch_data.owner_states import copy_of, has_state, length_of, state_of
 from penstock.pipeline.torch_data.random_states import NAMES, WatchedDraws, freeze
 from penstock.pipeline.torch_data.samplers import Occurrences
 from penstock.readers import MapMixture, index_contents
@@ -45,11 +38,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.pipeline.options import LoaderOptions
-    from penstock.pipeline.plan import MixtureSettings, RankSlots, Step
+    from penstock.pipeline.plan import Ints, MixtureSettings, RankSlots, Step
     from penstock.pipeline.torch_data.augmenter import Augmenter
     from penstock.readers import Contents, Source
-
-    Ints = NDArray[np.int64]
 
 _DONE: Any = object()
 _ORDERED_TOGETHER = 4096  # samples over all ranks: 0.2 ms before the first batch of a pass

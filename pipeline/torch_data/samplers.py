@@ -25,14 +25,12 @@ import torch.utils.data
 
 from penstock.cache import ConfigError
 from penstock.cache.base import keyed_hash
-from penstock.pipeline.torch_data.mark import length_of
+from penstock.pipeline.torch_data.owner_states import length_of
 from penstock.pipeline.torch_data.random_states import MainDraws, generator_states
 from penstock.readers import EpochLists
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Ints = NDArray[np.int64]
+    from penstock.pipeline.plan import Ints
 
 
 # The names that samplers which shard give to the number of ranks and to their own rank.

@@ -25,18 +25,13 @@ from penstock.pipeline.feed import BadCount, to_device
 from penstock.pipeline.members import Membership
 from penstock.pipeline.options import check_epoch
 from penstock.pipeline.report import Meter, QuarantineFile
-from penstock.pipeline.torch_data.mark import Mark, WorkerPosition, WorkerRequest, has_state
+from penstock.pipeline.torch_data.mark import Mark, WorkerPosition, WorkerRequest
+from penstock.pipeline.torch_data.owner_states import has_state
 from penstock.pipeline.torch_data.pass_order import PlannedOrder, StreamOrder, TorchOrder, order_of
 from penstock.pipeline.torch_data.random_states import freeze, thaw
 from penstock.pipeline.torch_data.samplers import shards_by_rank
 from penstock.pipeline.torch_data.torch_loaders import TorchIterator, TorchLoader, make_loader
-from penstock.pipeline.torch_data.torch_state import (
-    check_can_be_taken,
-    from_state,
-    mixture_of,
-    to_state,
-    with_dataset_state,
-)
+from penstock.pipeline.torch_data.torch_state import from_state, mixture_of, to_state, with_position
 from penstock.pipeline.torch_private import disown, kept_iterator
 
 if TYPE_CHECKING:
@@ -590,11 +585,10 @@ class TorchEngine:
             bookmark.decide(mark)
             if live is not None:
                 live.decide(mark)
-        check_can_be_taken(order, mark)
         if not bookmark.is_restored:
             if not mark.batches:
                 mark = replace(mark, dataset_epoch=self.dataset_epoch.now())
-            mark = with_dataset_state(order, mark, bookmark.source, is_live=live is not None)
+            mark = with_position(order, mark, bookmark.source, is_live=live is not None)
         bad = 0 if self.bad_count is None else self.bad_count.count_before(mark.cursor)
         return to_state(order, mark, bad=bad)
 

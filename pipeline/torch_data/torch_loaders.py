@@ -22,7 +22,7 @@ import torch.utils.data
 
 from penstock.cache import PenstockError, WorkerError, describe_exit
 from penstock.pipeline.torch_data.image_split import SplitCollate
-from penstock.pipeline.torch_data.mark import description_of
+from penstock.pipeline.torch_data.owner_states import description_of
 from penstock.pipeline.torch_data.torch_sources import IterableSource, MapSource, start_worker
 from penstock.pipeline.torch_private import (
     base_seed_of,

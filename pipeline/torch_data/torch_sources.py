@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.utils.data
+from torch.utils.data import ChainDataset, ConcatDataset, StackDataset
 
 from penstock.cache import (
     BadSampleError,
@@ -35,11 +36,8 @@ from penstock.cache import (
 from penstock.cache.base import keyed_hash, machine_remedy
 from penstock.pipeline.options import fresh_seed
 from penstock.pipeline.plan import substitutes
-from penstock.pipeline.torch_data.mark import (
-    Ending,
-    WorkerMessage,
-    WorkerPosition,
-    WorkerRequest,
+from penstock.pipeline.torch_data.mark import WorkerMessage, WorkerPosition, WorkerRequest
+from penstock.pipeline.torch_data.owner_states import (
     copy_of,
     description_of,
     has_exact_state,
@@ -54,11 +52,12 @@ from penstock.readers import Source
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from numpy.typing import NDArray
+    from penstock.pipeline.plan import Ints
+    from penstock.pipeline.torch_data.mark import Ending
 
     Collate = Callable[[Any], Any]
     Many = Callable[[list[Any]], list[Any]]
-    Parts = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+    Parts = tuple[Ints, Ints, Ints]
 
 # Reading a dataset's state may take seconds, so it may use this share of a worker's time. Batches
 # between two states are counted, and after a resume they are read again and dropped.
@@ -90,11 +89,6 @@ def start_worker(init_fn: Callable[[int], None] | None, base_seed: int | None, w
 # -- what is a dataset
 
 _CHECKED_ELEMENTS = 64  # of a list or dict
-_WRAPPERS_OF_SEVERAL = (
-    torch.utils.data.ConcatDataset,
-    torch.utils.data.ChainDataset,
-    torch.utils.data.StackDataset,
-)
 _PART_REMEDY = "Pass dataset.subset(ids), or a part of dataset.split(0.9, 0.1, seed=0), instead."
 _SEVERAL_REMEDY = "Pass penstock.concat([a, b]) instead, or make one DataLoader per dataset."
 
@@ -141,7 +135,7 @@ def check_dataset(dataset: Any) -> None:
 def _inner_datasets(dataset: Any) -> list[Any]:
     if isinstance(dataset, torch.utils.data.Subset):
         return [dataset.dataset]
-    if isinstance(dataset, _WRAPPERS_OF_SEVERAL):
+    if isinstance(dataset, ConcatDataset | ChainDataset | StackDataset):
         inner: Any = dataset.datasets
         return list(inner.values() if isinstance(inner, dict) else inner)
     if type(dataset) in (list, tuple):
@@ -158,26 +152,15 @@ def _is_native(part: Any) -> bool:
 # -- bad samples
 
 _REASON_CHARACTERS = 300
-# Errors of the program, the machine or the network.
-_NOT_A_SAMPLE_FAULT: tuple[type[BaseException], ...] = (
-    NameError,
-    ImportError,
-    SyntaxError,
-    NotImplementedError,
-    torch.OutOfMemoryError,
-    RecursionError,
-    ConnectionError,
-    TimeoutError,
-    PermissionError,
-    StopIteration,
-)
+_OF_THE_PROGRAM = NameError, ImportError, SyntaxError, NotImplementedError, RecursionError
+_OF_THE_MACHINE = torch.OutOfMemoryError, ConnectionError, TimeoutError, PermissionError
 
 
 def is_sample_fault(error: Exception) -> bool:
     """Return True if an error raised while a sample was read shows that the sample is bad."""
     if isinstance(error, BadSampleError | CorruptShardError):
         return True
-    if isinstance(error, (PenstockError, *_NOT_A_SAMPLE_FAULT)):
+    if isinstance(error, (PenstockError, StopIteration, *_OF_THE_PROGRAM, *_OF_THE_MACHINE)):
         return False
     return machine_remedy(error) is None
 

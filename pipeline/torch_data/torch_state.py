@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from penstock.cache import ConfigError, PenstockWarning, ResumeError
 from penstock.pipeline.options import warn_of_other_ends
 from penstock.pipeline.plan import not_a_torch_state, part_of
-from penstock.pipeline.torch_data.mark import Mark, length_of
+from penstock.pipeline.torch_data.mark import Mark
+from penstock.pipeline.torch_data.owner_states import length_of
 from penstock.pipeline.torch_data.pass_order import PlannedOrder
 from penstock.pipeline.torch_data.random_states import NAMES
 
@@ -25,10 +26,11 @@ STATE_VERSION = 1
 
 def to_state(order: PassOrder, mark: Mark, *, bad: int) -> dict[str, Any]:
     """Return the state at a mark: JSON types, except for states of the user's own dataset and
-    sampler.
+    sampler. Raises ConfigError if no state can hold what was delivered, or repeat its order.
 
     bad: samples of the epoch before the mark that were replaced.
     """
+    _check_can_be_taken(order, mark)
     mixture = order.job.settings.mixture if isinstance(order, PlannedOrder) else None
     return {
         "version": STATE_VERSION,
@@ -110,7 +112,7 @@ def _identity(order: PassOrder) -> dict[str, Any]:
     }
 
 
-def check_can_be_taken(order: PassOrder, mark: Mark) -> None:
+def _check_can_be_taken(order: PassOrder, mark: Mark) -> None:
     """Raise ConfigError if no state can hold what was delivered, or repeat its order."""
     if not order.options.in_order:
         raise ConfigError(
@@ -127,7 +129,7 @@ def check_can_be_taken(order: PassOrder, mark: Mark) -> None:
         )
 
 
-def with_dataset_state(order: PassOrder, mark: Mark, source: Any, *, is_live: bool) -> Mark:
+def with_position(order: PassOrder, mark: Mark, source: Any, *, is_live: bool) -> Mark:
     """Return the mark with the state of a dataset that is read in this process, behind the last
     batch.
 

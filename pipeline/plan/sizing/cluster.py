@@ -78,14 +78,7 @@ def peer_cpu_s(size_bytes: float, *, tls: bool) -> float:
     return sum(PEER_S_PER_GB[tls]) * size_bytes / 1e9
 
 
-_COUNTS = {
-    "samples": "samples",
-    "shards": "shards",
-    "nodes": "nodes",
-    "gpus": "GPUs of a node",
-    "global_batch": "global batch",
-    "epochs": "epochs",
-}
+_COUNTS = ("samples", "shards", "nodes", "gpus", "global_batch", "epochs")
 _FIGURES = {  # by field: name, unit, and whether it may be 0
     "sample_bytes": ("sample bytes", "", False),
     "spread": ("spread", "", True),
@@ -165,9 +158,9 @@ class ClusterSetup:
     price_per_1000: float | None = None
 
     def __post_init__(self) -> None:
-        for field, what in _COUNTS.items():
+        for field in _COUNTS:
             if (value := getattr(self, field)) is not None:
-                check_count(what, value)
+                check_count("GPUs of a node" if field == "gpus" else field.replace("_", " "), value)
         for field, (what, unit, may_be_zero) in _FIGURES.items():
             if (value := getattr(self, field)) is not None:
                 check_figure(what, value, may_be_zero=may_be_zero, unit=unit)

@@ -11,8 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.cache import ConfigError, PlanError, ResumeError
-from penstock.pipeline.plan import Plan, WeightedPlan, WeightSettings
+from penstock.pipeline.plan import (
+    Cursor,
+    MixturePlan,
+    Plan,
+    RankOrder,
+    Step,
+    WeightedPlan,
+    WeightSettings,
+    World,
+)
 from penstock.readers import SampleSlots, SampleWeights, checked_weights, sample_weights
+from penstock.readers.mixtures import MixtureStream, WeightChange
 from tests.pipeline.plan.plans import ids_of
 from tests.sources import values_of
 
@@ -248,3 +258,29 @@ def test_weights_that_are_no_counts_are_refused(weights: object, message: str) -
 def test_too_many_samples_are_refused() -> None:
     with pytest.raises(ConfigError, match="wanted less than 2\\^32"):
         SampleWeights.of(np.array([1e12]))
+
+
+def test_partners_of_other_parts_keep_the_occurrences_of_a_rank() -> None:
+    """Of a mixture's parts, one has weights; a rank reads partners of the other part, too."""
+    parts = [
+        weighted([0.5, 3.0] * 40, shards=4, lanes=2),
+        Plan([40, 40], seed=3, lanes=1, window=2),
+    ]
+    shares = WeightChange(start=0, shares=(3, 1))
+    stream = MixtureStream(np.array([part.samples for part in parts]), [shares])
+    plan, batch, lacking = MixturePlan(parts, stream, samples=80), 8, 0
+    for position in range(0, 80, batch):
+        whole = plan.places(0, position, batch, low=0, high=batch)
+        for rank in range(4):
+            order = RankOrder(plan=plan, world=World(rank, 4), mixes=True)
+            found = order.slots(
+                Step(Cursor(0, position), batch, Cursor(0, position + batch))
+            ).samples
+            if found.occurrences is None:
+                continue
+            lacking += len(found.rows) > 2
+            assert found.occurrences.shape == (len(found.rows),)
+            for row, number in zip(found.rows.tolist(), found.occurrences.tolist(), strict=True):
+                at = whole.rows.tolist().index(row)
+                assert number in ([0] if whole.occurrences is None else whole.occurrences[at:])
+    assert lacking

@@ -18,17 +18,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.cache import PlanError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
-    Ints = NDArray[np.int64]
-    Hashes = NDArray[np.uint64]
-
+Ints = NDArray[np.int64]
+Hashes = NDArray[np.uint64]
 _ONE = np.array(1, dtype=np.int64)  # an array: half the time of a Python number
 _MANY = 1024  # samples: fewer are searched for in one call
 

@@ -146,13 +146,9 @@ def order_pieces(pieces: StrandPieces, hashes: Hashes | None) -> LaneLayout:
     else:
         order = np.argsort(_grouped_keys(pieces.strand_pieces, hashes), kind="stable")
     rows = pieces.rows[order]
-    begin = np.cumsum(rows) - rows
-    return LaneLayout(
-        begin=begin,
-        shard=pieces.shard[order],
-        to_row=pieces.first_row[order] - begin,
-        strand_start=pieces.strand_start,
-    )
+    begin, shard, start = np.cumsum(rows) - rows, pieces.shard[order], pieces.strand_start
+    to_row = pieces.first_row[order] - begin
+    return LaneLayout(begin=begin, shard=shard, to_row=to_row, strand_start=start)
 
 
 def lanes_of_slots(low: int, high: int, *, count: int, lanes: int) -> tuple[int, int]:

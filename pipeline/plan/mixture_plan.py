@@ -166,12 +166,9 @@ class MixtureSettings:
 
     def stream(self, mixture: MixtureContents) -> MixtureStream:
         """Return the stream of the parts' samples."""
-        return mixture.stream(
-            changes=self.changes,
-            counts=None if self.counts is None else np.array(self.counts, np.int64),
-            owed=None if self.owed is None else np.array(self.owed),
-            unit=self.unit,
-        )
+        counts = None if self.counts is None else np.array(self.counts, np.int64)
+        owed = None if self.owed is None else np.array(self.owed)
+        return mixture.stream(changes=self.changes, counts=counts, owed=owed, unit=self.unit)
 
     def with_weights(
         self, mixture: MixtureContents, shares: tuple[int, ...], *, sample: int
@@ -190,11 +187,8 @@ class MixtureSettings:
         settings = self
         if past and past[0].start != given[0].start:
             known = self.stream(mixture).weights_at(past[0].start)
-            settings = replace(
-                self,
-                counts=tuple(known.counts.tolist()),
-                owed=None if known.owed is None else _rounded(known.owed),
-            )
+            owed = None if known.owed is None else _rounded(known.owed)
+            settings = replace(self, counts=tuple(known.counts.tolist()), owed=owed)
         change = replace(given[0], start=sample, shares=shares, until=None, target=None)
         return replace(settings, changes=(*past, change))
 
@@ -471,11 +465,9 @@ class MixturePlan(JobPlan):
         epochs = np.full(len(back), samples.epoch[0])
         if (samples.epoch != epochs[0]).any():
             epochs = np.repeat(samples.epoch, samples.count)[back]
-        return SlotSamples(
-            rows=joined.rows.take(back, axis=0),  # takes a tenth of the time of an index
-            epochs=epochs,
-            occurrences=None if joined.occurrences is None else joined.occurrences[back],
-        )
+        rows = joined.rows.take(back, axis=0)  # takes a tenth of the time of an index
+        occurrences = None if joined.occurrences is None else joined.occurrences[back]
+        return SlotSamples(rows=rows, epochs=epochs, occurrences=occurrences)
 
     def _batches(self, epoch: int, begin: Ints, sizes: Ints) -> _Samples:
         """Return the samples of batches, part by part and in these batch by batch."""

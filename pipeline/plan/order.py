@@ -87,10 +87,8 @@ class Delivery:
 
     def take(self, rows: Sequence[int] | Ints | slice) -> Delivery:
         """Return the deliveries of some rows of the batch."""
-        return Delivery(
-            self.epoch if isinstance(self.epoch, int) else self.epoch[rows],
-            None if self.occurrences is None else self.occurrences[rows],
-        )
+        epoch = self.epoch if isinstance(self.epoch, int) else self.epoch[rows]
+        return Delivery(epoch, None if self.occurrences is None else self.occurrences[rows])
 
     def of(self, row: int, sample_id: int) -> DeliveredSample:
         """Return the delivery of one row of the batch. sample_id: of the sample that it gets."""
@@ -115,11 +113,9 @@ class SlotSamples:
 
     def take(self, some: slice | Ints) -> SlotSamples:
         """Return the samples of some of the slots."""
-        return SlotSamples(
-            rows=self.rows[some],
-            epochs=None if self.epochs is None else self.epochs[some],
-            occurrences=None if self.occurrences is None else self.occurrences[some],
-        )
+        epochs = None if self.epochs is None else self.epochs[some]
+        occurrences = None if self.occurrences is None else self.occurrences[some]
+        return SlotSamples(rows=self.rows[some], epochs=epochs, occurrences=occurrences)
 
     def delivery(self, epoch: int) -> Delivery:
         """Return the delivery of each sample in an epoch of the stream."""
@@ -293,13 +289,10 @@ class Plan(JobPlan):
         self._filled = int(np.count_nonzero(self.sizes if dealt is None else dealt))
         self._mixed = self._filled if self._units is None else len(self._units)
         self._lanes = np.array(self.lanes, dtype=np.int64)
+        shards = 0 if seed is None else self._filled
+        longest = 1 if self._units is None else self._units.longest
         self.strands, self._window_rows = strands_and_window(
-            self._mixed,
-            self.samples,
-            shards=0 if seed is None else self._filled,
-            lanes=lanes,
-            window=window,
-            longest=1 if self._units is None else self._units.longest,
+            self._mixed, self.samples, shards=shards, lanes=lanes, window=window, longest=longest
         )
         self.lane_order = lane_order
         self._lane_at = np.arange(lanes) if lane_order is None else lane_order.lanes_of(lanes)
@@ -433,13 +426,10 @@ class Plan(JobPlan):
             return order_pieces(pieces, None), None
         hashes = keyed_hash(self.seed, _PIECE, number, np.arange(len(pieces.rows)))
         layout = order_pieces(pieces, hashes)
-        windows = EpochWindows(
-            keys=(self.seed, _WINDOW, number),
-            strand_rows=np.diff(layout.strand_start),
-            rows=self._window_rows,
-            units=None if self._units is None else (layout, self._units.longest),
-        )
-        return layout, windows
+        keys, strand_rows = (self.seed, _WINDOW, number), np.diff(layout.strand_start)
+        units = None if self._units is None else (layout, self._units.longest)
+        rows = self._window_rows
+        return layout, EpochWindows(keys=keys, strand_rows=strand_rows, rows=rows, units=units)
 
     def _cut_shards(self, epoch: int | None) -> StrandPieces:
         """Return the strands of the job (None), or of an epoch that moves some shards.
@@ -633,14 +623,9 @@ def window_of(contents: Contents, lanes: int, *, global_batch: int) -> int:
     in total and `LEAST_WINDOW` in each lane.
     """
     units = unit_count(contents)
-    rows = contents.samples / max(1, units)
+    rows, icc, shuffled = contents.samples / max(1, units), contents.icc, contents.shuffled
     as_shards = default_window(
-        units,
-        lanes,
-        global_batch=global_batch,
-        icc=contents.icc,
-        shuffled=contents.shuffled,
-        rows=rows,
+        units, lanes, global_batch=global_batch, icc=icc, shuffled=shuffled, rows=rows
     )
     if contents.units is None:
         return as_shards

@@ -85,15 +85,11 @@ class Augmenter:
             ids = np.tile(ids, split.images)
             occurrences = None if occurrences is None else np.tile(occurrences, split.images)
             epoch = epoch if isinstance(epoch, int) else np.tile(epoch, split.images)
+        dims, seed = split.dims, self.seed
         draws = draw(
-            self.recipe,
-            ids=ids,
-            dims=split.dims,
-            seed=self.seed,
-            epoch=epoch,
-            occurrences=occurrences,
+            self.recipe, ids=ids, dims=dims, seed=seed, epoch=epoch, occurrences=occurrences
         )
-        batch = EncodedBatch(ids=ids, encoded=split.arrays, dims=split.dims)
+        batch = EncodedBatch(ids=ids, encoded=split.arrays, dims=dims)
         self._graph.feed(batch, draws)
 
     def outputs(self, split: SplitBatch) -> Any:

@@ -27,8 +27,13 @@ INEXACT_STATES = {
 _SCALARS = frozenset({int, float, bool, str, bytes, complex, type(None)})
 
 
-def has_state(owner: object) -> bool:
-    """Return True if the object has load_state_dict() and a state_dict() without arguments."""
+def has_state(owner: object, *, is_exact: bool = False) -> bool:
+    """Return True if the object has load_state_dict() and a state_dict() without arguments.
+
+    is_exact: only if its state is sufficient to continue exactly, too.
+    """
+    if is_exact and INEXACT_STATES & {(k.__module__, k.__qualname__) for k in type(owner).__mro__}:
+        return False
     take = getattr(owner, "state_dict", None)
     if not callable(take) or not callable(getattr(owner, "load_state_dict", None)):
         return False
@@ -39,12 +44,6 @@ def has_state(owner: object) -> bool:
     except ValueError:
         return True  # compiled, without a signature
     return True
-
-
-def has_exact_state(dataset: object) -> bool:
-    """Return True if the dataset's state is sufficient to continue exactly."""
-    names = {(kind.__module__, kind.__qualname__) for kind in type(dataset).__mro__}
-    return not names & INEXACT_STATES and has_state(dataset)
 
 
 def copy_of(state: Any) -> Any:

@@ -4,12 +4,14 @@ There are three orders: that of an iterable dataset itself (`StreamOrder`); of t
 (`TorchOrder`); and with a seed, Penstock's own plan over the indices (`PlannedOrder`). An order
 holds nothing of a pass. It returns the requests of one pass from a mark on (`PassRequests`), and
 resumes without reading data: a plan by arithmetic, a sampler with state by its state, any other
-sampler by drawing the same indices again and skipping those that were delivered.
+sampler by drawing the same indices again and skipping those that were delivered. `check_dataset`
+refuses what is no dataset before that.
 """
 
 from __future__ import annotations
 
 import copy
+import os
 import warnings
 from abc import ABC, abstractmethod
 from collections import deque
@@ -21,6 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import numpy as np
 import torch
 import torch.utils.data
+from torch.utils.data import ChainDataset, ConcatDataset, StackDataset
 
 from penstock.cache import ConfigError, DatasetError, PenstockWarning, PlanError
 from penstock.pipeline.feed import warn_of_late_parts
@@ -30,7 +33,7 @@ from penstock.pipeline.torch_data.mark import Mark, WorkerPosition, WorkerReques
 from penstock.pipeline.torch_data.owner_states import copy_of, has_state, length_of, state_of
 from penstock.pipeline.torch_data.random_states import NAMES, WatchedDraws, freeze
 from penstock.pipeline.torch_data.samplers import Occurrences
-from penstock.readers import MapMixture, index_contents
+from penstock.readers import MapMixture, Source, index_contents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,10 +43,69 @@ if TYPE_CHECKING:
     from penstock.pipeline.options import LoaderOptions
     from penstock.pipeline.plan import Ints, MixtureSettings, RankSlots, Step
     from penstock.pipeline.torch_data.augmenter import Augmenter
-    from penstock.readers import Contents, Source
+    from penstock.readers import Contents
 
+_CHECKED_ELEMENTS = 64  # of a list or dict
+_PART_REMEDY = "Pass dataset.subset(ids), or a part of dataset.split(0.9, 0.1, seed=0), instead."
+_SEVERAL_REMEDY = "Pass penstock.concat([a, b]) instead, or make one DataLoader per dataset."
 _DONE: Any = object()
 _ORDERED_TOGETHER = 4096  # samples over all ranks: 0.2 ms before the first batch of a pass
+
+
+def check_dataset(dataset: Any) -> None:
+    """Raise ConfigError if this isn't a dataset, DatasetError if it holds a native one.
+
+    Torch datasets pass, and objects with samples by index, as with torch.
+    """
+    got = ""
+    if isinstance(dataset, str | bytes | os.PathLike):
+        shown = os.fsdecode(dataset)
+        got = (
+            f"the path {shown!r}, wanted a dataset. Pass DataLoader(Dataset({shown!r}), ...), with "
+            "penstock's Dataset"
+        )
+    elif isinstance(dataset, type):
+        name = dataset.__name__
+        got = f"the class {name}, wanted an instance of it. Pass {name}(...)"
+    elif isinstance(dataset, torch.utils.data.DataLoader):
+        got = f"a {type(dataset).__name__}, wanted the dataset that it reads. Pass its .dataset"
+    if got:
+        raise ConfigError(f"dataset: got {got}.")
+    if any(_is_native(part) for part in _inner_datasets(dataset)):
+        name = type(dataset).__name__
+        remedy = _PART_REMEDY if isinstance(dataset, torch.utils.data.Subset) else _SEVERAL_REMEDY
+        raise DatasetError(
+            f"{name} holds a native dataset (penstock.Dataset), which is read by shards and not by "
+            f"index, so torch's wrappers and lists can't hold one. {remedy}"
+        )
+    is_known = isinstance(dataset, torch.utils.data.Dataset)
+    if not is_known and not any(hasattr(dataset, n) for n in ("__getitem__", "__getitems__")):
+        remedy = (
+            "An object that can only be iterated must be a torch.utils.data.IterableDataset: wrap "
+            "it in one whose __iter__ yields its samples"
+            if hasattr(dataset, "__iter__")
+            else "Pass a penstock.Dataset, a torch dataset, or one with __getitem__ and __len__"
+        )
+        raise ConfigError(
+            f"dataset: got an object of type {type(dataset).__name__}, wanted a dataset. {remedy}."
+        )
+
+
+def _inner_datasets(dataset: Any) -> list[Any]:
+    if isinstance(dataset, torch.utils.data.Subset):
+        return [dataset.dataset]
+    if isinstance(dataset, ConcatDataset | ChainDataset | StackDataset):
+        inner: Any = dataset.datasets
+        return list(inner.values() if isinstance(inner, dict) else inner)
+    if type(dataset) in (list, tuple):
+        return list(dataset[:_CHECKED_ELEMENTS])
+    if type(dataset) is dict:
+        return list(dataset.values())[:_CHECKED_ELEMENTS]
+    return []
+
+
+def _is_native(part: Any) -> bool:
+    return isinstance(part, Source) or any(_is_native(inner) for inner in _inner_datasets(part))
 
 
 class PassRequests:
@@ -372,11 +434,9 @@ class _TorchRequests(PassRequests):
             draws = WatchedDraws(seed=mark.sampler_seed, frozen=frozen)
         draw: Callable[[Callable[[], Any]], Any] = _call if draws is None else draws
         if order.options.augment is not None:
-            self._occurrences = Occurrences(
-                order.sampler,
-                stateful=order.keeps_its_position,
-                first=mark.batches * order.batch_size if mark.sampler is not None else 0,
-            )
+            first = mark.batches * order.batch_size if mark.sampler is not None else 0
+            stateful = order.keeps_its_position
+            self._occurrences = Occurrences(order.sampler, stateful=stateful, first=first)
         iterator = draw(lambda: iter(indices))
         # Not `yield from`: it would call iter() again, and some iterators restart then.
         while (item := draw(lambda: next(iterator, _DONE))) is not _DONE:

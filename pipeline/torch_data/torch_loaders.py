@@ -165,28 +165,24 @@ def make_loader(order: PassOrder, mark: Mark, *, previous: Any) -> TorchLoader:
 def _make_source(order: PassOrder, mark: Mark, *, previous: Any) -> Any:
     options = order.options
     collate: Any = options.collate_fn
+    dataset, batched, seed = order.dataset, options.is_batched, options.seed
     if order.augmenter is not None:
-        collate = SplitCollate(collate, batched=options.is_batched)
+        collate = SplitCollate(collate, batched=batched)
     if not order.is_stream:
-        return MapSource(
-            dataset=order.dataset,
-            collate=collate,
-            batched=options.is_batched,
-            seed=options.seed,
-            parts=order.parts,
-        )
-    seeds = (mark.base_seed, options.generator, options.seed)
+        parts = order.parts
+        return MapSource(dataset=dataset, collate=collate, batched=batched, seed=seed, parts=parts)
+    seeds = (mark.base_seed, options.generator, seed)
     return IterableSource(
-        dataset=order.dataset,
+        dataset=dataset,
         collate=collate,
         batch_size=options.rank_batch,
         drop_last=options.drop_last,
         epoch=mark.epoch,
         positions=mark.workers,
         first=mark.next_worker,
-        seed=None if options.seed is None else (options.seed, options.world.rank),
+        seed=None if seed is None else (seed, options.world.rank),
         persistent=options.keeps_workers,
-        draws_seeds=not options.num_workers and all(seed is None for seed in seeds),
+        draws_seeds=not options.num_workers and all(each is None for each in seeds),
         previous=None if options.num_workers else previous,
     )
 

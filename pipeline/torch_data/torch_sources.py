@@ -14,7 +14,6 @@ of the dataset counts as a bad sample, except errors that no sample's bytes can 
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from dataclasses import InitVar, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -22,13 +21,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.utils.data
-from torch.utils.data import ChainDataset, ConcatDataset, StackDataset
 
 from penstock.cache import (
     BadSampleError,
-    ConfigError,
     CorruptShardError,
-    DatasetError,
     PenstockError,
     TooManyBadSamplesError,
     end_with_parent,
@@ -40,14 +36,12 @@ from penstock.pipeline.torch_data.mark import WorkerMessage, WorkerPosition, Wor
 from penstock.pipeline.torch_data.owner_states import (
     copy_of,
     description_of,
-    has_exact_state,
     has_state,
     iterator_at,
     state_of,
 )
 from penstock.pipeline.torch_data.random_states import MainDraws, StreamDraws, seed_all, seed_worker
 from penstock.pipeline.torch_private import set_worker_info
-from penstock.readers import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -84,69 +78,6 @@ def start_worker(init_fn: Callable[[int], None] | None, base_seed: int | None, w
         seed_worker(base_seed, worker)
     if init_fn is not None:
         init_fn(worker)
-
-
-# -- what is a dataset
-
-_CHECKED_ELEMENTS = 64  # of a list or dict
-_PART_REMEDY = "Pass dataset.subset(ids), or a part of dataset.split(0.9, 0.1, seed=0), instead."
-_SEVERAL_REMEDY = "Pass penstock.concat([a, b]) instead, or make one DataLoader per dataset."
-
-
-def check_dataset(dataset: Any) -> None:
-    """Raise ConfigError if this isn't a dataset, DatasetError if it holds a native one.
-
-    Torch datasets pass, and objects with samples by index, as with torch.
-    """
-    got = ""
-    if isinstance(dataset, str | bytes | os.PathLike):
-        shown = os.fsdecode(dataset)
-        got = (
-            f"the path {shown!r}, wanted a dataset. Pass DataLoader(Dataset({shown!r}), ...), with "
-            "penstock's Dataset"
-        )
-    elif isinstance(dataset, type):
-        name = dataset.__name__
-        got = f"the class {name}, wanted an instance of it. Pass {name}(...)"
-    elif isinstance(dataset, torch.utils.data.DataLoader):
-        got = f"a {type(dataset).__name__}, wanted the dataset that it reads. Pass its .dataset"
-    if got:
-        raise ConfigError(f"dataset: got {got}.")
-    if any(_is_native(part) for part in _inner_datasets(dataset)):
-        name = type(dataset).__name__
-        remedy = _PART_REMEDY if isinstance(dataset, torch.utils.data.Subset) else _SEVERAL_REMEDY
-        raise DatasetError(
-            f"{name} holds a native dataset (penstock.Dataset), which is read by shards and not by "
-            f"index, so torch's wrappers and lists can't hold one. {remedy}"
-        )
-    is_known = isinstance(dataset, torch.utils.data.Dataset)
-    if not is_known and not any(hasattr(dataset, n) for n in ("__getitem__", "__getitems__")):
-        remedy = (
-            "An object that can only be iterated must be a torch.utils.data.IterableDataset: wrap "
-            "it in one whose __iter__ yields its samples"
-            if hasattr(dataset, "__iter__")
-            else "Pass a penstock.Dataset, a torch dataset, or one with __getitem__ and __len__"
-        )
-        raise ConfigError(
-            f"dataset: got an object of type {type(dataset).__name__}, wanted a dataset. {remedy}."
-        )
-
-
-def _inner_datasets(dataset: Any) -> list[Any]:
-    if isinstance(dataset, torch.utils.data.Subset):
-        return [dataset.dataset]
-    if isinstance(dataset, ConcatDataset | ChainDataset | StackDataset):
-        inner: Any = dataset.datasets
-        return list(inner.values() if isinstance(inner, dict) else inner)
-    if type(dataset) in (list, tuple):
-        return list(dataset[:_CHECKED_ELEMENTS])
-    if type(dataset) is dict:
-        return list(dataset.values())[:_CHECKED_ELEMENTS]
-    return []
-
-
-def _is_native(part: Any) -> bool:
-    return isinstance(part, Source) or any(_is_native(inner) for inner in _inner_datasets(part))
 
 
 # -- bad samples
@@ -402,7 +333,7 @@ class IterableSource(torch.utils.data.IterableDataset[WorkerMessage]):
         self._shared_epoch = torch.tensor([self.epoch])
         if self.persistent:
             self._shared_epoch.share_memory_()  # type: ignore[no-untyped-call]
-        self._exact = has_exact_state(self.dataset)
+        self._exact = has_state(self.dataset, is_exact=True)
         self._iterator: Any = None
         self._has_begun = False  # this pass
         self._over = False

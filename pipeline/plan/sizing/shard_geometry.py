@@ -67,16 +67,11 @@ def geometry_of(setup: ClusterSetup) -> ShardGeometry:
             setup.samples, setup.sample_bytes, nodes=setup.nodes, global_batch=setup.global_batch
         )
         shards = _shards_of(setup.samples, setup.sample_bytes, size)
-    lanes = default_lanes(setup.global_batch, shards)
+    batch, samples, icc = setup.global_batch, setup.samples, setup.icc
+    lanes, rows_each = default_lanes(batch, shards), samples / shards
     window = order.default_window(
-        shards,
-        lanes,
-        global_batch=setup.global_batch,
-        icc=setup.icc,
-        shuffled=setup.shuffled,
-        rows=setup.samples / shards,
+        shards, lanes, global_batch=batch, icc=icc, shuffled=setup.shuffled, rows=rows_each
     )
-    samples = setup.samples
     strands, rows = order.strands_and_window(
         shards, samples, shards=shards, lanes=lanes, window=window
     )

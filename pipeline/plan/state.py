@@ -260,7 +260,6 @@ _MOST, _MOST_LANES = 2**53, 2**24
 MOST_LANE_ORDER = 5_500
 """Characters of a lane order: together with `MOST_KEPT` batch sizes a state is below 10 kB."""
 
-
 PARTS = {
     "buckets": "BucketSettings",
     "aspects": "AspectSettings",
@@ -274,10 +273,9 @@ PARTS = {
 def part_of(name: str, values: Any) -> Any:
     """Return a part of a plan's settings from its values in a state. Raises ResumeError."""
     kind = resolve_name(f"penstock.pipeline.plan:{PARTS[name]}")
+    make = getattr(kind, "from_dict", None)
     try:
-        return (
-            kind.from_dict(values) if hasattr(kind, "from_dict") else kind(**_typed(kind, values))
-        )
+        return kind(**_typed(kind, values)) if make is None else make(values)
     except (AttributeError, KeyError, TypeError, ValueError):
         raise damaged(f"its {name} {'are' if name[-1] == 's' else 'is'} {values!r:.200}") from None
 

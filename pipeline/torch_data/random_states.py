@@ -162,18 +162,18 @@ class _Kind(NamedTuple):
 # is None if the program has replaced the generator by another kind.
 KINDS = {
     "rng": _Kind(
-        lambda: torch.get_rng_state().numpy().tobytes(),
-        lambda state: torch.set_rng_state(_tensor(state)),
-        lambda state: freeze(_tensor(state)),
-        lambda text: thaw(text).numpy().tobytes(),
+        get=lambda: torch.get_rng_state().numpy().tobytes(),
+        set=lambda state: torch.set_rng_state(_tensor(state)),
+        freeze=lambda state: freeze(_tensor(state)),
+        thaw=lambda text: thaw(text).numpy().tobytes(),
     ),
     "python_rng": _Kind(
-        random.getstate,
-        random.setstate,
-        lambda state: _text(np.array(state[1], np.uint32).tobytes()),
-        lambda text: (3, tuple(np.frombuffer(_twister(text), np.uint32).tolist()), None),
+        get=random.getstate,
+        set=random.setstate,
+        freeze=lambda state: _text(np.array(state[1], np.uint32).tobytes()),
+        thaw=lambda text: (3, tuple(np.frombuffer(_twister(text), np.uint32).tolist()), None),
     ),
-    "numpy_rng": _Kind(_numpy_state, _set_numpy_state, _text, _twister),
+    "numpy_rng": _Kind(get=_numpy_state, set=_set_numpy_state, freeze=_text, thaw=_twister),
 }
 
 

@@ -75,8 +75,8 @@ class Map(Operation):
     `rng` it also gets the sample's own numpy.random.Generator, keyed by (seed, epoch, sample id,
     place among the Maps); other random numbers differ after a resume. If it raises
     `BadSampleError`, the sample is a bad one; any other error stops the loader.
-    fields: one name or several; None in the list of a field: that field. A field that some samples
-    lack is empty there; "<name>.present" tells which samples have it.
+    fields: one name or several; None, for a Map in the list of one field: that field. A field that
+    some samples lack is empty there; "<name>.present" tells which samples have it.
     returns: {name: type} of the returned fields, if fields are new or change their type; None:
     the types of `fields`. Other fields aren't changed; new ones come last in a batch.
     batched: fn gets all samples of a batch at once, as a list or a stacked array for each argument
@@ -641,8 +641,8 @@ class InstanceIds(FieldOperation):
     """Deliver instance masks as one map of numbers instead of a bit mask for each box.
 
     field: of `InstanceMasks`. The field then is int32, (n, height, width), in a batch: 0 where no
-    instance is, else 1 + the place of its box among those of the batch, after SanitizeBoxes. Where
-    several overlap, it is the last one.
+    instance is, else 1 + the place of its box among the sample's boxes in the batch (after
+    SanitizeBoxes). Where instances overlap, the last one counts.
     """
 
     field: str = argument(_field_name, default="masks")

@@ -285,9 +285,10 @@ _letterbox_sizes = arg.expect(
 class Letterbox(_SizedOperation):
     """Resize images, with their aspect ratio, to fill `size` as far as it fits; pad both sides.
 
-    size: an int is a square, a pair is (height, width), in pixels; a list or a tuple of more, or of
-    pairs, has several sizes of which one is drawn. fill: value of added pixels, 0..255, for all
-    channels. mask_fill: value of added pixels in the masks of the image. antialias: as in `Resize`.
+    size: an int is a square, a pair is (height, width), in pixels; a list, a tuple of more than
+    two, or a tuple of pairs has several sizes, of which one is drawn. fill: value of added pixels,
+    0..255, for all channels. mask_fill: value of added pixels in the masks of the image. antialias:
+    as in `Resize`.
     per: "sample" draws for each image, "batch" one size for each global batch, the same on all
     ranks. Sides are rounded, and the image is in the middle, as in YOLO's loaders.
     """
@@ -537,8 +538,8 @@ class RandomResizedCrop(GeometricOperation):
     size: an int is a square, a pair is (height, width), in pixels. scale: range of the window's
     share of the image. ratio: range of width / height, uniform in its logarithm. interpolation: as
     in `Resize`. antialias: filter when shrinking, as in `Resize` (torchvision's default is True);
-    "auto" filters only windows that shrink by more than 2, from which on plain bilinear sampling
-    skips pixels.
+    "auto" filters only windows that shrink by a factor of more than 2, above which plain bilinear
+    sampling skips pixels.
     """
 
     size: Size = argument(arg.height_width)
@@ -636,8 +637,8 @@ class RandomIoUCrop(GeometricOperation):
     It needs the boxes of the image. min_scale, max_scale: range of the shares of height and width.
     min_aspect_ratio, max_aspect_ratio: range of width / height of the window. sampler_options: the
     least intersections over union, of which one is drawn; from 1.0 on the image stays as it is.
-    trials: windows that are tried before another one is drawn. Boxes whose middle isn't in the
-    window become empty: add SanitizeBoxes. An image without boxes stays as it is.
+    trials: windows that are tried before another least intersection is drawn. Boxes whose middle
+    isn't in the window become empty: add SanitizeBoxes. An image without boxes stays as it is.
     """
 
     min_scale: float = argument(arg.number(0.0, 1.0), default=0.3)

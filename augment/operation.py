@@ -85,7 +85,7 @@ class Operation:
 
     stage: its place in a recipe. is_single: a recipe has it at most once. is_random: it has draws.
     or_else: what else helps if masks can't follow it, as the end of a message. checks: checks of
-    arguments by name, of classes that don't declare them by `argument`; arguments with usual names
+    arguments by name, for classes that don't declare them by `argument`; arguments with usual names
     (`COMMON_CHECKS`) need none.
     """
 

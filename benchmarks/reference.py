@@ -220,7 +220,7 @@ def errors() -> str:
         "All errors are in `penstock.errors`. `except penstock.errors.PenstockError` catches all "
         "of them; each one is also the builtin error that its section names, so "
         "`except FileNotFoundError` works too. A message says what failed, what it got, what was "
-        "expected, and what to do. Penstock raises errors of arguments before any work starts.",
+        "expected, and what to do. Penstock raises errors about arguments before any work starts.",
         "",
         "```text",
     ]

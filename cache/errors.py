@@ -114,8 +114,8 @@ class RecipeError(ConfigError):
 
 
 class MapError(RecipeError):
-    """The function of a recipe's Map returned another type or shape than declared, or changed its
-    input.
+    """The function of a recipe's Map returned a type or shape that the Map doesn't declare, or
+    changed its input.
 
     Declare in `returns=` what the function returns, or correct the function. Copy an input before
     you change it.
@@ -152,7 +152,7 @@ class IndexChangedError(DatasetError):
     """The files no longer match the index that was built over them.
 
     If the change was intended, build the index again with `penstock index`. A job that was saved
-    before can't resume on changed data.
+    before the change can't resume.
     """
 
 
@@ -175,8 +175,9 @@ class CorruptShardError(DatasetError):
 class CorruptSampleError(CorruptShardError):
     """The bytes of one sample don't match the index, or can't be decoded.
 
-    A loader replaces such a sample and lists it in its quarantine file; reading one by itself, as
-    in `dataset[i]`, raises. Replace the file, or leave the sample out with `subset`.
+    A loader replaces such a sample and lists it in its quarantine file; reading the sample by
+    itself, as in `dataset[i]`, raises this error. Replace the file, or leave the sample out with
+    `subset`.
 
     sample_id: position in the index.
     """
@@ -189,8 +190,8 @@ class CorruptSampleError(CorruptShardError):
 class BadSampleError(DatasetError):
     """The user's code, a Map's function or a torch dataset, rejected a sample.
 
-    Raise it in your own code for a sample that can't be used. The loader replaces it by another
-    sample, within max_bad. The message gives the reason.
+    Raise it in your own code for a sample that can't be used. The loader replaces it with another
+    sample, up to the share `max_bad`. The message gives the reason.
     """
 
 
@@ -350,7 +351,8 @@ class ForkedError(ClosedError):
 class PenstockWarning(UserWarning):
     """Penstock's one warning class: something works, but not as well as it could.
 
-    The message says what to change. `warnings.filterwarnings` silences or raises it, as any other.
+    The message says what to change. `warnings.filterwarnings` silences it or makes it an error, as
+    it does with any other warning.
     """
 
     def __init__(self, *args: object) -> None:

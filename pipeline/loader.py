@@ -177,7 +177,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     train = Dataset("photos/train")
     with DataLoader(train, 32, shuffle=True, seed=7, augment=imagenet_train(224)) as loader:
         for images, labels in loader:  # float32 (32, 3, 224, 224), int64 (32,)
-            state = loader.state_dict()  # load_state_dict continues behind this batch
+            state = loader.state_dict()  # load_state_dict continues after this batch
     ```
 
     Arguments up to in_order are torch's. snapshot_every_n_steps is torchdata's and changes nothing:
@@ -188,7 +188,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         `split`), several end to end (`concat`) or several in shares (`mix`); or any torch dataset,
         which torch's workers read.
     batch_size: samples of this rank's batch. The alternative is global_batch_size, over all ranks:
-        a number, or {0: 8192, 50_000_000: 16384}, sizes by the job's sample from which they hold.
+        a number, or a schedule such as {0: 8192, 50_000_000: 16384}, which gives the sample of the
+        job from which each size holds.
     shuffle: draw the order from the seed; otherwise samples come in index order.
     sampler: native: an object with a length that lists positions in the dataset, such as torch's
         WeightedRandomSampler, or a list. It gives the order of all ranks together, which take
@@ -197,21 +198,22 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         torch datasets: worker processes; 0 reads in this process.
     drop_last, pad: the end of an epoch. Several ranks need one of them. pad="mask" fills the last
         batch and appends a bool tensor `valid` of shape (n,) to every batch.
-    timeout: seconds to wait for the bytes of a batch; 0 is 300 (torch datasets: no limit). Also
-        the seconds to wait for other ranks when all must agree; 0 is 600 there.
+    timeout: seconds to wait for the bytes of a batch; 0 means 300 (torch datasets: no limit). Also
+        the seconds to wait for other ranks when all must agree; there 0 means 600.
     prefetch_factor: native: batches decoded ahead; None is 2 if shuffled, else 1.
     seed: of order and draws. Native: None draws one from torch's generator, as torch does; several
         ranks need the same seed, so they must pass one. torch datasets: None leaves order and
         randomness to torch; with a seed, Penstock orders the samples and shares them out.
-    augment: operations, such as `imagenet_train(224)`, or such a list by field or tuple of fields
-        (docs/howto/augment.md). None returns uint8 images unchanged, if all are of one size.
+    augment: a list of operations, such as `imagenet_train(224)`, or a mapping with such a list for
+        each field or tuple of fields (docs/howto/augment.md). None returns uint8 images unchanged,
+        if all are of one size.
     device: "cpu", "cuda" or "cuda:1": native images are decoded there, and every tensor is on it.
     world: rank and size. None reads torch's process group, else the launcher's environment; it is
         read again at each pass until one has begun, because a trainer may start the group later.
     data_parallel: (rank, size) of this process's replica, if several processes share a model
         (tensor, pipeline, context parallel) and get the same batches; or use `World.from_mesh`.
     max_bad: the share of an epoch's samples that may be bad and are replaced by others before
-        every rank stops; None is 0.001. With a map-style dataset, None makes each one an error.
+        every rank stops; None is 0.001. With a map-style dataset, None makes each bad one an error.
     deterministic: bit-exact pixels on CUDA too; slower.
     order: `Order(lanes=, window=, reshuffle=, slots=)`: settings of the order that replace those
         chosen from the dataset and the batch (docs/explanation/order.md).
@@ -451,22 +453,22 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; raises ConfigError for a negative one.
 
-        The current epoch changes nothing, so that a restored position stays.
+        Setting the current epoch changes nothing, so that a restored position stays.
         """
         self._engine.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position behind the last delivered batch, as JSON types, under 10 kB.
+        """Return the position after the last delivered batch, as JSON types, under 10 kB.
 
-        With a native dataset or a seed, it is the same on every rank. The states that a torch
-        dataset or sampler returns of itself are kept in it unchanged.
+        With a native dataset or a seed, it is the same on every rank. It contains the states of a
+        torch dataset and sampler as their own `state_dict` returns them.
         """
         if not self._engine.has_begun:
             self._settle(begins=False)
         return self._engine.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue exactly behind the last batch that the saved loader delivered.
+        """Continue exactly after the last batch that the saved loader delivered.
 
         With a native dataset the state's plan is used (seed, lanes, window), and the world and the
         batch size may differ. Raises ResumeError for a state of another dataset, seed, plan or

@@ -44,20 +44,20 @@ def show(
 
     A notebook displays the result; elsewhere save it: `penstock.show(batch).save("batch.png")`.
 
-    - what: a batch (a dict by field, or a tuple), a dataset (samples from all over it, with the
+    - what: a batch (a dict by field, or a tuple), a dataset (samples spread over it, with the
       number for `dataset[i]`), a sample, or a list of samples. torchvision's batches, (images,
       targets), are batches, too.
     - dataset: of a batch: it names the fields of a tuple, their types and the classes. Without it,
       names and shapes decide what a field is.
     - classes: names of classes by number, if there is no dataset that has them.
-    - normalize: the recipe's `Normalize`, or (mean, std), which is undone. None: float images are
-      taken to be within 0 to 1, within 0 to 255, or normalised by ImageNet's numbers, by their
-      values.
+    - normalize: the recipe's `Normalize`, or (mean, std), which is undone. None: the values of
+      float images decide whether they are taken as 0 to 1, as 0 to 255, or as normalised by
+      ImageNet's numbers.
     - count: the most samples to draw, 1 to 256.
     - width: of the sheet, roughly, in pixels.
 
-    Returns an image of Pillow. Raises ConfigError for something else, and for anything without
-    images, and what reading a dataset's samples raises.
+    Returns an image of Pillow. Raises ConfigError for anything else, and if there are no images;
+    and the errors of reading a dataset's samples.
     """
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MOST:
         raise ConfigError(f"show: got count={count!r}, wanted 1 to {_MOST} samples.")

@@ -65,12 +65,12 @@ class Dataset(Source):
 
     - url: a local path or any fsspec URL, of a folder or of one file; several files by a pattern
       such as train-{000000..000009}.tar or data/**/*.parquet, or as a list within one store.
-    - fields: names, in the order that batches have; "id" is the sample's number ("sample_id" if the
-      dataset has a field "id"), and "caption.present" marks the samples that have a caption. None:
-      the images and their classes, or without these all fields that batches can have. A mapping
-      also gives the place of each field: {"image": "images", "mask": "masks"}, folders or patterns
-      of a folder, columns of a manifest, members of tar files; None keeps the place of that name
-      ({…, "id": None}).
+    - fields: names, in the order in which a batch has them; "id" is the sample's number
+      ("sample_id" if the dataset has a field "id"), and "caption.present" marks the samples that
+      have a caption. None: the images and their classes, or without these all fields that batches
+      can have. A mapping also gives the place of each field: {"image": "images", "mask": "masks"},
+      folders or patterns of a folder, columns of a manifest, members of tar files; None: the place
+      that has the field's name ({…, "id": None}).
     - format: "auto" or the name of a format.
     - index: the folder for the index of images or tar files; for remote ones also a URL in the same
       store. None: next to them, else the cache folder, else the user's cache directory.
@@ -93,8 +93,8 @@ class Dataset(Source):
       decoded again.
     - allow_left_out: the share of bad samples that may be left out (see `left_out`): opening raises
       DatasetError above it, and warns above 0.01.
-    - allow_empty: a class folder without samples keeps its class number, as in torchvision; False
-      raises for it.
+    - allow_empty: True keeps the class number of a class folder without samples, as torchvision
+      does; False raises an error.
     - max_pixels: of the largest image or mask that is decoded; None is 2**27 (134 million), or the
       limit with which a pack was made.
     - split: the part of a dataset whose files name its parts (Pascal VOC, YOLO), such as "val";
@@ -181,7 +181,7 @@ class Dataset(Source):
         return _make_dataset, (self._arguments,)
 
     def select(self, *fields: str) -> Dataset:
-        """Return the same data with other fields, as a dataset that opens and closes by itself.
+        """Return the same data with other fields, as a dataset that opens and closes on its own.
 
         fields: names in the order that batches have, as for `Dataset(fields=)`, which also
         documents the errors.
@@ -356,8 +356,8 @@ class Dataset(Source):
           checked block by block when a block is first read.
         - bad: None, or a dict that collects the bad samples, as position in rows -> reason: a
           checksum that is wrong even after a second fetch; a file of a folder that is gone, changed
-          or unreadable. These samples are empty, with their ids and the fields that need no
-          reading, instead of raising for the batch.
+          or unreadable. These samples are empty except for their ids and the fields that need no
+          reading; without the dict the batch raises an error.
         - fields: of the schema; None: those of the dataset.
         - crops: by field, the part of each sample of an array that is wanted, inside the sample:
           the batch has these parts, and only the chunks that they touch are read.

@@ -80,7 +80,7 @@ def mix(
       needs seed=, and batches are what torch makes of the samples). A mixture among them
       contributes its parts, as "name/part", with its own weights as shares of its weight.
     - weights: numbers by name, in any scale; or "size", the number of samples; or a schedule
-      {0: {...}, 50_000_000: {...}} of weights by the sample of the job from which they hold.
+      {0: {...}, 50_000_000: {...}} of weights, by the sample of the job at which they begin.
     - epoch: the end of an epoch of the mixture: "first", when the first part is used up; "all",
       when every sample of every part was delivered at least once; "once", with each sample exactly
       once: when a part ends, the others share its positions by their weights; or a number of

@@ -64,7 +64,7 @@ class Traffic:
     misses: int = counter("samples whose bytes weren't on the local disk when requested")
     requests: int = counter("requests to the store")
     retries: int = counter("requests that were repeated after a failure")
-    hedges: int = counter("second requests because the first was late")
+    hedges: int = counter("requests sent a second time because the first was late")
     throttled: int = counter("requests that were answered with 429 or 503")
     failed: int = counter("requests that failed")
     remote_wait_s: float = counter("time that reading threads waited for the store", default=0.0)

@@ -50,14 +50,15 @@ def bench(
 
     augment: Recipe: auto (imagenet if there are images), imagenet, imagenet-eval, none (read
         without decoding), or module:name of your own recipe.
-    batch_size: Samples per batch; by default the accelerator's, else 256 or the whole dataset.
+    batch_size: Samples per batch; by default the accelerator's, else 256, or all samples if there
+        are fewer.
     device: Device that decodes images: cpu, cuda, cuda:1.
     seconds: Length of each measured run.
-    against: Other loaders to measure in turns on the same files: torch,dali,… or all.
+    against: Other loaders to measure on the same files, in turn: torch,dali,… or all.
     step_ms: Emulate a training step of this many milliseconds per batch.
     accelerator: Emulate the step of a known accelerator: h100-resnet50.
-    num_workers: Decode threads; 0, the default: all usable cores.
-    tune: Search for faster settings by short runs, and list them. Takes about four times as long.
+    num_workers: Decode threads; 0 (the default): one per usable core.
+    tune: Search for faster settings with short runs, and list them. Takes about four times as long.
     plot: Write a picture, such as bench.png; needs matplotlib.
     """
     from penstock.pipeline import bench as library

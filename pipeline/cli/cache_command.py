@@ -167,7 +167,7 @@ def clear(
 
 @command("cache gc", "penstock cache gc cached")
 def gc(folder: Folder, as_json: Json = False) -> None:
-    """Remove what killed processes left: their fills and jobs, dropped files and stray files.
+    """Remove what killed processes left: unfinished blobs, job records, dropped and stray files.
 
     A job does the same when it starts and when the cache is full.
     """

@@ -34,7 +34,7 @@ StorageOption = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
-Workers = Annotated[int, Option(min=0, help="Decode threads; 0: all usable cores.")]
+Workers = Annotated[int, Option(min=0, help="Decode threads; 0: one per usable core.")]
 On = Annotated[
     str | None,
     Option(
@@ -50,8 +50,8 @@ On = Annotated[
 class DatasetOptions:
     """The options that describe a dataset, the same in all commands.
 
-    format: Format of the data, if their names don't show it: folder, tar, pack, zarr, npy (and
-        .npz), parquet, arrow (and Feather), tokens, coco, voc, yolo.
+    format: Format of the data, if the names of its files don't show it: folder, tar, pack, zarr,
+        npy (and .npz), parquet, arrow (and Feather), tokens, coco, voc, yolo.
     fields: Fields to use, such as image,label (default: all), or the source of each, as a
         sub-folder, pattern, column, member or path of an array: image=images,mask=masks.
     schema: Types of fields that aren't recognised, as JSON or a file with it: {"boxes": {"kind":
@@ -64,7 +64,7 @@ class DatasetOptions:
     stride: Distance between samples, written as --sample; by default their size.
     dtype: Number type of raw files, such as uint16 for tokens.
     documents: How sequences treat documents: across, within or pack.
-    vocabulary: Number of token ids; a sample with others is bad.
+    vocabulary: Number of token ids; a sample with an id that isn't below it is bad.
     allow_empty: Keep the class number of a class folder without samples, which is otherwise an
         error.
     max_pixels: Largest accepted image or mask, in pixels; by default 134,217,728.

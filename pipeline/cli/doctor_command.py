@@ -72,7 +72,7 @@ def doctor(
         before a job runs; with DIR, serve that cache.
     peer_token_file: With --peer or --serve-peer: file with the nodes' shared secret; by default
         PENSTOCK_PEER_TOKEN.
-    tls: Use --no-tls on a network declared private.
+    tls: With --peer or --serve-peer: --no-tls turns encryption off on a private network.
     """
     if folder is not None and ":/" in str(folder):
         raise ConfigError(

@@ -39,13 +39,15 @@ def inspect(
 ) -> None:
     """Show the contents of a dataset and the order of a job; with --batch, show a batch.
 
-    Of a mixture file, show what each part gives in an epoch: samples, tokens, own epochs, bytes.
+    For a mixture file, show what each part contributes to an epoch: samples, tokens, epochs of its
+    own, bytes.
 
     batch_size: Global batch for which lanes and window are shown.
     batch: Show a batch of this many samples as the model will receive it.
     augment: With --batch: the recipe for images.
     seed: With --batch: seed of order and augmentation.
-    epoch: With --batch: epoch of the batch. Of a mixture file: epoch whose parts are shown.
+    epoch: With --batch: epoch of the batch. For a mixture file: the epoch to which the parts
+        contribute.
     out: With --batch: write the batch as a picture, such as contact.png.
     """
     if batch is None and out is not None:

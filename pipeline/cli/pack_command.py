@@ -269,7 +269,7 @@ def index(
     """Index a dataset in place: sizes, checksums and fields.
 
     Samples of folders and tar files are read and checked once; of chunked formats (Zarr, Parquet,
-    …) only the metadata are read. A Dataset does the same at its first use; this command does it
+    …) only the metadata is read. A Dataset does the same at its first use; this command does it
     before the job, with a progress bar.
 
     out: Folder for the index; for remote data also a URL of the same store. By default it is next

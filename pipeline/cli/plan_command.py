@@ -54,9 +54,9 @@ def plan(
         also shows what each part gives; else pass --samples.
     au: Accelerator utilisation that later epochs must reach, in per cent; if they don't, print the
         limit and exit with 2.
-    measure: Measure what isn't given, in some seconds: this machine's disk (--cache, else the
-        temporary folder), decoding on the CPU and the URL's store.
-    plot: Draw AU against 1 to 1,024 nodes, as plan.png; needs matplotlib.
+    measure: Measure what isn't given, which takes some seconds: this machine's disk (--cache, else
+        the temporary folder), decoding on the CPU and the URL's store.
+    plot: Draw AU for 1 to 1,024 nodes into a file such as plan.png; needs matplotlib.
     """
     from penstock.pipeline.bench import check_plot
     from penstock.pipeline.cli.dataset_report import part_table

@@ -39,12 +39,13 @@ class SizingOptions:
     """The options that describe a job and its hardware.
 
     samples: Number of samples; by default the URL's, or the model's published dataset's.
-    sample_bytes: Mean stored size of a sample, such as "115KB"; by default of the URL or the model.
-    spread: Standard deviation of the samples' sizes over their mean.
+    sample_bytes: Mean stored size of a sample, such as "115KB"; by default that of the URL or the
+        model.
+    spread: Standard deviation of the samples' sizes, divided by their mean.
     shard_bytes: Size of a shard; by default the URL's, else chosen for the job: 64MiB or less.
     model: A published model, alone or on an accelerator, which sets samples/s, batch and sample
         size: unet3d, retinanet, resnet50, cosmoflow, flux, dgx-pod, b200-unet3d, h100-resnet50, ….
-    samples_per_s: Instead of --model: samples a second of one GPU that never waits.
+    samples_per_s: Instead of --model: samples a second that one GPU consumes if it never waits.
     nodes: Nodes of the job.
     gpus: GPUs per node, with one rank each.
     batch: Batch size of a GPU; by default the model's, else 256.
@@ -54,22 +55,23 @@ class SizingOptions:
         0, the default, if the GPU decodes.
     peers: Nodes request from each other's caches before the store.
     tls: With --peers: --no-tls turns encryption off on a private network.
-    moved: The caches are filled, and other nodes hold this share of what a node reads: 0 after
+    moved: Assume full caches, in which other nodes hold this share of what a node reads: 0 after
         `penstock warm`, 1/N after adding one of N nodes, 0.5 after halving their number, 1 - 1/N
         for nodes in a new order. By default the caches are empty.
     reshuffle: The loader's reshuffle: share of the shards that change lanes in each epoch.
     cores: CPU cores; 128 is usual for nodes with 8 GPUs.
     ram: Memory; half of it is available as page cache.
-    nvme: Size of the cache (DiskCache's max_bytes); 0 without one.
+    nvme: Size of the cache (DiskCache's max_bytes); 0: no cache.
     nvme_bandwidth: Bandwidth of the cache's disk.
     nic: Network bandwidth in each direction: bits ("100Gb/s") or bytes ("12.5GB/s").
-    store_bandwidth: Bandwidth for all nodes together, as of a small shared file system.
+    store_bandwidth: Bandwidth for all nodes together, by default like that of a small shared
+        file system.
     store_latency: Milliseconds to a request's first byte; 10 to 100 for object stores.
-    stream_bandwidth: Bandwidth of one connection, as usual for object stores.
+    stream_bandwidth: Bandwidth of one connection, by default one that is usual for object stores.
     store_requests_per_s: Requests a second for all nodes; S3 allows 5,500 per prefix.
     price: Price of 1,000 requests, in any currency.
-    local: Each node has the data on its own disk; the default for a local URL without options of a
-        store.
+    local: With --local, each node has the data on its own disk; the default for a local URL without
+        options of a store.
     """
 
     samples: Annotated[int | None, _data(**_number)] = None

@@ -70,15 +70,15 @@ def warm(
 
     On several nodes, the shards of a node depend on the job's seed and global batch: pass the same
     values, or the --state from which the job will resume. Under torchrun, srun or mpirun each node
-    fetches its share, divided among its processes; a pod of a Kubernetes Indexed Job is the node of
-    its index and needs --nodes.
+    fetches its share, divided among its processes; in a Kubernetes Indexed Job, a pod's index is
+    its node rank, and --nodes is required.
 
-    After an interrupt, the same command resumes. It may run at the same time as the job; they share
-    their fills. For local data it does nothing, without an error.
+    After an interrupt, the same command resumes. It may run at the same time as the job: neither
+    fetches what the other has fetched. For local data it does nothing, without an error.
 
     cache: The cache folder that the job will use.
     max_bytes: The cache's limit, such as "1.5TB", as the job will set it. By default the folder's
-        present limit, else 90 % of the free space.
+        recorded limit, else 90 % of the free space.
     world_size: Ranks of the job; by default those of the launcher, else one per node.
     nodes: Nodes of the job; by default those of the launcher, else 1.
     node_rank: Number of this node, from 0; by default the launcher's.
@@ -89,10 +89,10 @@ def warm(
     lanes: If the job passes lanes=.
     window: If the job passes window=.
     reshuffle: If the job passes reshuffle=.
-    state: The state as JSON, if the job resumes from one, as the loader's state_dict() returned it.
-        It sets seed, epoch, shuffle, lanes, window and reshuffle.
+    state: If the job resumes: a JSON file of what the loader's state_dict() returned. It sets seed,
+        epoch, shuffle, lanes, window and reshuffle.
     if_empty: Fetch nothing if the cache already holds a part of the dataset: after a restart, nodes
-        read what their caches hold, even if their numbers have changed.
+        read what their caches hold, even if their ranks have changed.
     peers: Serve other nodes at this address, and request from their caches before the remote; needs
         --peer-nodes.
     peer_nodes: With --peers: the addresses of all nodes, in the order of their ranks.

@@ -412,9 +412,9 @@ def warm(
     position apply. Of the other arguments of the plan, only global_batch_size may be passed, too,
     if the job will have another one.
     world: of a rank on this node, whose local ranks are all ranks of the node; None is World(0, 1).
-    process: (number, count) if several processes of a node divide its shards. workers: shards at a
-    time. dry_run: fetch nothing. progress: called from several threads. stop: ends the warm-up
-    early; the result then covers the time before.
+    process: (number, count) if several processes of a node divide its shards. workers: shards that
+    are fetched in parallel. dry_run: fetch nothing. progress: called from several threads. stop:
+    ends the warm-up early; the result then covers the time before.
     executor: its workers warm their machines, `nodes` of them (docs/howto/packs.md). World is then
     that of any rank, the result is the sum over all nodes, progress is called after each node, and
     stop doesn't reach the workers.

@@ -61,7 +61,7 @@ def serve_metrics(
     port: 0 chooses a free port. Each field of `Statistics` becomes penstock_<field>; counters end
     with _total, and units are spelt out (_seconds, _bytes). The labels are rank and dataset (its
     URL without credentials). The counts of a mixture's parts are penstock_part_<field> with the
-    label part. The limit is published as penstock_limit{limit="remote"} 1. The server
+    label part. The limit is a label: penstock_limit{limit="remote"} 1. The server
     keeps the loader alive until it is closed.
 
     Raises MissingDependencyError if prometheus_client isn't installed, and OSError if the port is

@@ -34,7 +34,9 @@ class PartStatistics:
 
     samples: int = counter("samples of the part that the job has consumed, on all ranks")
     epochs: float = gauge("the part's own epochs that the job has consumed")
-    tokens: int | None = counter("tokens of these samples, if all have as many", default=None)
+    tokens: int | None = counter(
+        "tokens of these samples, if all have the same number", default=None
+    )
     bad: int = counter("bad samples of the part, on this rank")
     bytes: int = counter("encoded bytes of the part that this rank read for its batches")
     load_s: float = counter(

@@ -113,7 +113,7 @@ class TierFacts:
     request_p99_s: float
     wanted_bytes: int
     kept_bytes: int = gauge(
-        "bytes that the cache keeps for this job of those that the node reads in an epoch"
+        "of the bytes that the node reads in an epoch, those that the cache keeps for this job"
     )
     max_bytes: int = gauge("the cache's limit; 0 without a cache")
 

@@ -62,7 +62,7 @@ class Statistics(Traffic):
     batches: int = _count("batches delivered to the training loop")
     first_batch_s: float = _row("wait for the first batch; no other field includes it")
     step_s: float = _count(
-        "time outside the loader between two batches, which is the model's, and in device_augment="
+        "time between two batches outside the loader, which is the model's, and in device_augment="
     )
     wait_s: float = _count("time in the loader, waiting for a batch")
     wait_share: float = _row("wait_s / (step_s + wait_s)", of=LoaderFacts)
@@ -70,7 +70,9 @@ class Statistics(Traffic):
     wait_p99_s: float = _row("99 % quantile of the wait for one batch, over the latest 4,096")
     wait_read_s: float = _count("the part of wait_s spent waiting for bytes")
     wait_decode_s: float = _count("the part of wait_s spent waiting for DALI")
-    read_s: float = _count("CPU time of the reading threads; fine while wait_read_s is low")
+    read_s: float = _count(
+        "CPU time of the reading threads; a lot is fine while wait_read_s is low"
+    )
     load_s: float = _count("wall-clock time of the reading threads, waits included")
     map_s: float = _same(MapFacts, "seconds")
     bytes_memory: int = _same(ResidentFacts, "bytes_memory")
@@ -89,7 +91,7 @@ class Statistics(Traffic):
         "rate while iterating, without the first batch; 0.0 before the second", of=LoaderFacts
     )
     decode_threads: int = _row("decode threads of this rank")
-    bad: int = _count("bad samples that were replaced, or delivered as marked samples")
+    bad: int = _count("bad samples that were replaced, or delivered with valid=False")
     quarantine: str = _row('the file that lists the bad samples, "" without one')
     gil_late: float = _row(
         "share of the reading threads' attempts to take Python's GIL that came late, because "

@@ -254,9 +254,9 @@ class InstanceMasks(FieldType):
 
     of: the field of the boxes. format: of the polygons in storage, in pixels of the upright image,
     or "norm", as fractions of its width and height. A sample is a JSON list with the segmentation
-    of each box, in their order. In a batch it is one bit mask a box, uint8, (boxes, height, width),
-    which follows the image of the boxes, and is dropped with its box. `InstanceIds` delivers one
-    map of numbers instead.
+    of each box, in their order. In a batch it is one bit mask per box, uint8, (boxes, height,
+    width), which follows the image of the boxes, and is dropped with its box. `InstanceIds`
+    delivers one map of numbers instead.
     """
 
     of: str

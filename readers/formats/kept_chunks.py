@@ -69,8 +69,8 @@ class DecodedCounts:
     again: int = counter("chunks decoded again because there was no room to keep them")
     memory_bytes: int = gauge("decoded bytes in memory now")
     disk_bytes: int = gauge("decoded bytes in the cache folder now")
-    most_memory_bytes: int = gauge("the most decoded bytes that were kept in memory")
-    most_disk_bytes: int = gauge("the most decoded bytes that were kept in the cache")
+    most_memory_bytes: int = gauge("the most decoded bytes that were kept in memory at a time")
+    most_disk_bytes: int = gauge("the most decoded bytes that were kept in the cache at a time")
     max_bytes: int = gauge("the limit of decoded bytes in memory")
 
     @property

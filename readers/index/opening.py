@@ -383,8 +383,8 @@ def index(
     ```
 
     All data is read and checked, even if an index exists: the samples of image folders and tar
-    files are decoded once, and of formats with chunks (Zarr, Parquet, …) the metadata is read. A
-    Dataset builds the same index at its first use; this function does so before the job starts.
+    files are decoded once, and of formats with chunks (Zarr, Parquet, …) only the metadata is read.
+    A Dataset builds the same index at its first use; this function does so before the job starts.
 
     out: the folder for the index; for remote data also a URL of the same store. None means next to
     local data, else the cache folder, else the user's cache directory. format, sample, stride,

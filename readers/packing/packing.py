@@ -317,16 +317,17 @@ def pack(
     max_pixels and split describe src as for `index`; sampling: its sample, stride, dtype, documents
     and vocabulary. shuffle: False keeps the ids of the source's index. shard_bytes: mean bytes of a
     shard, before images are rewritten; or a function that returns it for the samples' bytes
-    (int64). short_side: images with a longer one become baseline JPEGs of this short side (pixels,
-    upright, quality 92); their masks, boxes and points are resized with them. quality: of rewritten
-    images, 1 to 100; without short_side, every image is rewritten at its size. baseline: other
-    progressive JPEGs become baseline ones without loss (extra `transcode`). image: the fields that
-    these three apply to; None means all. workers: threads; None means all cores. verify: decodes
-    images; None means the installed decoder. rank, size: this process's share of the shards; the
-    process that finishes last writes the manifest. progress: called as progress(done samples, total
-    samples, done bytes). storage_options, filesystem, cache: of src, as for Dataset; without a
-    cache nothing is kept. executor: its workers write one shard per task (docs/howto/packs.md);
-    then workers are the threads of a task, None means 1, and verify must be importable or a name.
+    (int64). short_side: images whose short side is longer are shrunk to this one, in pixels, and
+    become baseline JPEGs (upright, quality 92); their masks, boxes and points are resized with
+    them. quality: of rewritten images, 1 to 100; without short_side, every image is rewritten at
+    its size. baseline: other progressive JPEGs become baseline ones without loss (extra
+    `transcode`). image: the fields that these three apply to; None means all. workers: threads;
+    None means all cores. verify: decodes images; None means the installed decoder. rank, size: this
+    process's share of the shards; the process that finishes last writes the manifest. progress:
+    called as progress(done samples, total samples, done bytes). storage_options, filesystem, cache:
+    of src, as for Dataset; without a cache nothing is kept. executor: its workers write one shard
+    per task (docs/howto/packs.md); then workers are the threads of a task, None means 1, and verify
+    must be importable or a name.
 
     Raises DestinationError if dst holds other data, which stays unchanged; ConfigError; WriteError
     if the disk is full or read-only; IndexChangedError if a file changes meanwhile; and the same

@@ -214,7 +214,8 @@ IMAGES = (
     ),
     Figure(
         "howto/views.md",
-        "takes {:.1f} times the CPU time with torch and Pillow, and {:.1f} times",
+        "takes {:.1f} times as much CPU time with torch and Pillow as with Penstock, and {:.1f} "
+        "times as much with a DALI graph",
         "views",
         cpu_of_views,
     ),
@@ -631,7 +632,7 @@ NODES = (
     ),
     Figure(
         SHARING,
-        "[4 nodes](../benchmarks.md#nodes-that-come-and-go) fetched {:.2f}",
+        "[4 nodes](../benchmarks.md#nodes-that-come-and-go) fetched it {:.2f} times",
         "cluster-change",
         remote_of("three epochs, cold"),
     ),

@@ -70,7 +70,8 @@ class MixUp(MixingOperation):
     """Blend each image and label with a partner's (Zhang et al. 2017). It comes last in a recipe.
 
     alpha: parameter of the distribution of the shares, Beta(alpha, alpha). num_classes: number of
-    classes, for labels that are class numbers; None: the dataset's number.
+    classes, for labels that are class numbers, which become float32 shares, (n, num_classes); None:
+    the dataset's number.
     """
 
 

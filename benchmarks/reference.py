@@ -14,7 +14,7 @@ import sys
 import tomllib
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import typer
 
@@ -66,6 +66,7 @@ def _spelt(option: Any) -> str:
         kind = option.type_descriptor.annotation
         value = {int: "N", float: "X"}.get(kind, getattr(kind, "__name__", "text").upper())
         value = "TEXT" if kind in (str, list[str]) else value
+        value = f"{{{','.join(get_args(kind))}}}" if get_origin(kind) is Literal else value
     names: list[str] = [*option.opts, *option.secondary_opts]
     first, others = names[0], names[1:]
     return ", ".join(f"`{name}`" for name in (f"{first} {value}".strip(), *others))

@@ -37,8 +37,8 @@ def concat(sources: Sequence[Source]) -> Source:
     All must have the same fields selected, of the same types, with the same class names in the same
     order. Fields that aren't selected are left out if they differ. Sample ids are those of the
     first, followed by those of the second, and so on: the ids of each part begin where those of the
-    dataset before end. Its `close()` closes nothing: keep the parts open as long as you need them.
-    Raises ConfigError for parts that don't fit, naming the field, and the errors of opening them.
+    dataset before end. Its `close()` closes nothing: keep the parts open while you use it. Raises
+    ConfigError for parts that don't fit, naming the field, and the errors of opening them.
     """
     found = list(sources) if isinstance(sources, list | tuple) else []
     if not found or not all(isinstance(source, Source) for source in found):

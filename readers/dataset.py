@@ -67,10 +67,10 @@ class Dataset(Source):
       such as train-{000000..000009}.tar or data/**/*.parquet, or as a list within one store.
     - fields: names, in the order in which a batch has them; "id" is the sample's number
       ("sample_id" if the dataset has a field "id"), and "caption.present" marks the samples that
-      have a caption. None: the images and their classes, or without these all fields that batches
-      can have. A mapping also gives the place of each field: {"image": "images", "mask": "masks"},
-      folders or patterns of a folder, columns of a manifest, members of tar files; None: the place
-      that has the field's name ({…, "id": None}).
+      have a caption. None: the first image field and "label", else the fields that
+      docs/reference/batches.md lists. A mapping also gives the place of each field: {"image":
+      "images", "mask": "masks"}, folders or patterns of a folder, columns of a manifest, members of
+      tar files; None: the place that has the field's name ({…, "id": None}).
     - format: "auto" or the name of a format.
     - index: the folder for the index of images or tar files; for remote ones also a URL in the same
       store. None: next to them, else the cache folder, else the user's cache directory.

@@ -99,8 +99,8 @@ def mix(
 
     A field must have the same type in all parts that have it. Sample ids are those of the first
     part, followed by those of the second, and so on. Its `close()` closes nothing: keep the parts
-    open as long as you need them. Raises ConfigError for invalid arguments and for parts that don't
-    fit, naming the part and the field, and the errors of opening them.
+    open while you use it. Raises ConfigError for invalid arguments and for parts that don't fit,
+    naming the part and the field, and the errors of opening them.
     """
     leaves = _leaves(parts)
     names, sources = [leaf.name for leaf in leaves], [leaf.source for leaf in leaves]

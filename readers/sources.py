@@ -385,9 +385,9 @@ class Source(ABC):
 
     @property
     def left_out(self) -> dict[str, int]:
-        """The number of samples that are left out, by reason, most first: those that were bad when
-        the dataset was indexed or packed. A selection reports those of its dataset, a concatenation
-        those of each of its datasets once."""
+        """The number of samples that are left out, by reason, the most frequent first: those that
+        were bad when the dataset was indexed or packed. A selection reports those of its dataset, a
+        concatenation those of each of its datasets once."""
         return {reason: each.samples for reason, each in self.samples_left_out.items()}
 
     @property
@@ -554,7 +554,7 @@ class Source(ABC):
 
         names: new names by the current ones, also for fields that aren't selected; masks and boxes
         refer to their image by its new name. Sample ids, order and draws stay. The result is a
-        dataset that opens and closes by itself; a selection reads the renamed dataset, and so does
+        dataset that opens and closes on its own; a selection reads the renamed dataset, and so does
         a concatenation. Raises ConfigError for invalid names; for fields that don't exist, and two
         of one name, when it is opened.
         """
@@ -574,8 +574,8 @@ class Source(ABC):
 
         which: sample ids, in any order, each once; or a mask of bools, one for each sample in the
         order of ids; None: all of them. Samples keep their ids, names and draws. It needs 8 bytes
-        of memory per sample. Its `close()` closes nothing: keep this dataset open as long as you
-        need its parts.
+        of memory per sample. Its `close()` closes nothing: keep this dataset open while you use the
+        result.
 
         weights: how often each of the samples is expected in an epoch, which then has as many
         samples as the sum, rounded. Each is delivered as often as its weight, rounded down or up,
@@ -627,7 +627,7 @@ class Source(ABC):
         Shares that add up to less than 1 leave the rest out. by: the property that parts share or
         separate:
 
-        - None: none; each sample is assigned by itself.
+        - None: no property; each sample is assigned on its own.
         - the name of a `ClassLabel` field: **stratified**: each part has its share of every class.
         - the name of another field (a number or a text, such as "patient"), an array or list with a
           key for each sample in the order of ids, or a function of a sample's name: **groups**: all
@@ -676,11 +676,11 @@ class Source(ABC):
         index: of the sample among those of this source (of a mixture: of its parts, one after
         another), from 0, or from -1 backwards.
 
-        Returns a dict by the fields of a batch, with one sample's values as batches without a
-        recipe have them: tensors, images as uint8 of shape (3, height, width), boxes in pixels,
-        texts as str. A field that the sample lacks is None. Raises IndexError for a sample that
-        doesn't exist, ConfigError for anything but an integer, DatasetError for a sample that
-        doesn't decode, and what reading raises.
+        Returns a dict by the fields of a batch, with the values that a batch without a recipe has
+        for one sample: tensors, images as uint8 of shape (3, height, width), boxes in pixels, texts
+        as str. A field that the sample lacks is None. Raises IndexError for a sample that doesn't
+        exist, ConfigError for anything but an integer, DatasetError for a sample that doesn't
+        decode, and what reading raises.
         """
         import torch
 

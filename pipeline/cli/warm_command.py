@@ -86,9 +86,9 @@ def warm(
     seed: The job's seed.
     global_batch_size: The job's global batch; by default 256 per rank.
     shuffle: Whether the job shuffles.
-    lanes: If the job passes lanes=.
-    window: If the job passes window=.
-    reshuffle: If the job passes reshuffle=.
+    lanes: The job's Order(lanes=…).
+    window: The job's Order(window=…).
+    reshuffle: The job's Order(reshuffle=…).
     state: If the job resumes: a JSON file of what the loader's state_dict() returned. It sets seed,
         epoch, shuffle, lanes, window and reshuffle.
     if_empty: Fetch nothing if the cache already holds a part of the dataset: after a restart, nodes

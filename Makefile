@@ -4,6 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# What is imported is compiled then; compiling all of every package takes as long as installing them.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+LARGE := ^(torch|nvidia-.*|llvmlite)==
 TRAINERS := .venv-trainers
 LOADERS := .venv-loaders
 GUIDES := .venv-guides
@@ -26,9 +29,11 @@ help:
 $(READY): pyproject.toml constraints.txt benchmarks/loaders/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 		{ $(PYTHON) -m pip install --user virtualenv && $(PYTHON) -m virtualenv $(VENV); }
-	# What is imported is compiled then; compiling all of every package takes as long as installing them.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt \
-		-e '.[dali,demo,dev,docs]' -e benchmarks/loaders
+	# Two processes, each with half of the bytes: one downloads while the other one unpacks. Where a pinned
+	# version doesn't exist, the last command installs what fits.
+	grep -E '$(LARGE)' constraints.txt | $(PIP) --no-deps -r /dev/stdin & \
+		grep -vE '$(LARGE)' constraints.txt | $(PIP) --no-deps -r /dev/stdin; wait
+	$(PIP) -c constraints.txt -e '.[dali,demo,dev,docs]' -e benchmarks/loaders
 	touch $(READY)
 
 setup: $(READY)
@@ -53,19 +58,17 @@ test: $(READY)
 	$(MAKE) --no-print-directory -j 2 check suite
 
 suite: $(READY)
-	# Compile modules and numba's kernels once, instead of in each worker.
-	$(BIN)/python -c 'import penstock.augment.view_kernels, penstock.readers.fieldtypes.mask_kernels, penstock.readers.fieldtypes.mask_warps'
-	$(BIN)/pytest -q --collect-only >/dev/null || true
-	# Four on two cores: tests wait for processes, servers and disks a third of their time.
-	$(BIN)/pytest -q -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 --durations=10
+	# Six on two cores: tests wait for processes, servers and disks a third of their time. The mark is
+	# how processes that tests leave behind are found.
+	PENSTOCK_TEST_RUN=$$(cat /proc/sys/kernel/random/uuid) $(BIN)/pytest -q --workers 6 --durations=10
 
 # What another Python could break: the pure parts, every container, the loader itself, the install.
 quick: $(READY)
-	$(BIN)/pytest -q -n 2 --dist loadfile --max-worker-restart=0 tests/pipeline/plan tests/readers tests/augment \
+	$(BIN)/pytest -q --workers 2 tests/pipeline/plan tests/readers tests/augment \
 		tests/pipeline/torch_data tests/pipeline/test_loader.py tests/test_layers.py tests/test_install.py
 
 verify: $(READY) trainers guides
-	$(BIN)/pytest -q -n 1 --max-worker-restart=0 -m "not gpu and not trainers"
+	$(BIN)/pytest -q --workers 1 --hypothesis-profile long -m "not gpu and not trainers"
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.resume
 

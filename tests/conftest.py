@@ -9,24 +9,35 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from PIL import Image
+
+import tests.properties  # noqa: F401
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-pytest_plugins = ["tests.watchdog"]
+pytest_plugins = ["tests.watchdog", "tests.workers"]
 
-# How long an example takes is what other programs on the machine leave it.
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("busy")
+settings.load_profile("short")  # `--hypothesis-profile long` replaces it
 
 SAMPLES = 203  # prime-ish: few batch and world sizes divide it
 CLASSES = 7
 ROOT = Path(__file__).resolve().parents[1]
 SHORT_ROOMS = {"augment", "cache", "readers"}
+LONGEST = {  # more than ten seconds of work and waits each
+    "benchmarks/test_bench_gpu.py",
+    "benchmarks/test_benchmarks.py",
+    "docs/test_pages.py",
+    "docs/test_site.py",
+    "pipeline/torch_data/test_state.py",
+    "pipeline/torch_data/test_streams.py",
+    "readers/packing/test_dask.py",
+    "test_examples.py",
+    "test_watchdog.py",
+}
 
 
 def photograph(number: int) -> NDArray[np.uint8]:
@@ -57,9 +68,14 @@ def write_photographs(folder: Path, samples: int = SAMPLES, classes: int = CLASS
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run test files that start whole jobs first: a long test at the end keeps only
-    one core busy."""
-    items.sort(key=lambda item: item.path.relative_to(ROOT / "tests").parts[0] in SHORT_ROOMS)
+    """Run the longest test files first, then those that start whole jobs: a long file at the end
+    keeps only one core busy."""
+
+    def place(item: pytest.Item) -> tuple[bool, bool]:
+        path = item.path.relative_to(ROOT / "tests")
+        return str(path) not in LONGEST, path.parts[0] in SHORT_ROOMS
+
+    items.sort(key=place)
 
 
 def pytest_collection_finish() -> None:

@@ -166,8 +166,6 @@ def test_a_case_is_a_process(job: GpuWork) -> None:
     answer = gpu.in_a_process(case_of("look", "penstock", job))
     assert not answer.failed
     assert answer.told["shape"] == [8, 3, 32, 32]
-    broken = gpu.in_a_process(case_of("look", "nobody", job))
-    assert "KeyError: 'nobody'" in broken.failed
 
 
 @pytest.mark.parametrize("windows", ["decoder", "slice"])

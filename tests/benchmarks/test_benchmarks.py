@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
@@ -51,6 +51,7 @@ from penstock.pipeline.bench import (
 )
 from penstock.pipeline.bench.adapters import AREA, RATIO, crop_window, normalised
 from penstock.readers import Dataset
+from tests.properties import examples
 from tests.servers import NGINX
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def test_borrowed_images_need_two_classes(tmp_path: Path) -> None:
 # --- other loaders and measuring -----------------------------------------------------------------
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(width=st.integers(1, 3000), height=st.integers(1, 3000), seed=st.integers(0, 2**32))
 def test_crop_windows_lie_inside_the_image(width: int, height: int, seed: int) -> None:
     left, top, w, h = crop_window(width, height, np.random.default_rng(seed))
@@ -387,6 +388,7 @@ def test_overhead_reports_microseconds(prepared: Prepared, tmp_path: Path) -> No
     assert json.loads(path.read_text())["cpu_us_per_sample"]["process"] > 0
 
 
+@pytest.mark.timed
 def test_resume_reports_every_start(tmp_path: Path) -> None:
     path = resume.measure(samples=10**5, shards=100, rounds=1, results=tmp_path, console=quiet())
     report = json.loads(path.read_text())
@@ -423,6 +425,7 @@ def test_tokens_are_compared_with_slices_and_torch(tmp_path: Path) -> None:
     assert found["plan"]["sequences"] > 4_000_000
 
 
+@pytest.mark.timed
 @pytest.mark.filterwarnings("ignore")
 def test_zarr_is_compared_with_other_readers(tmp_path: Path) -> None:
     pytest.importorskip("zarr")
@@ -434,6 +437,7 @@ def test_zarr_is_compared_with_other_readers(tmp_path: Path) -> None:
         assert all(report[side]["samples_per_s"] > 0 for side in ("penstock", "bare", "zarr"))
 
 
+@pytest.mark.timed
 def test_memory_reports_a_slope(tmp_path: Path) -> None:
     path = memory.measure(tmp_path / "data", images=32, epochs=3, results=tmp_path, console=quiet())
     assert len(json.loads(path.read_text())["resident_mib"]) == 3
@@ -466,6 +470,7 @@ def test_growth_that_stops_is_not_in_the_last_half() -> None:
     assert slopes["least_squares"] > 1
 
 
+@pytest.mark.timed
 def test_both_sides_costs_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "NGINX", None)
     monkeypatch.setattr(peers, "BLOB_BYTES", 20 * peers.MIB)  # ranges of 16 MiB lie in it

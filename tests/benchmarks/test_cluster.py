@@ -19,6 +19,7 @@ from tests.watchdog import PATIENCE_S
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no hosts: {why_not()}")
 
 
+@pytest.mark.grid
 def test_a_host_that_holds_all_gives_it_to_another_over_its_link() -> None:
     sizes = Sizes(samples=64, sample_bytes=10_000, shard_bytes=2**16, batch=16, step_s=0.0)
     with cluster(2, sizes, link=1e8, cache_share=100.0) as job, full_node(job, 1):

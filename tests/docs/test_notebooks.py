@@ -26,6 +26,7 @@ def test_a_notebook_is_its_page(name: str) -> None:
     assert kept == notebooks.written(notebooks.PAGES[name])
 
 
+@pytest.mark.grid  # their pages run in tests/docs/test_pages.py
 @pytest.mark.parametrize("name", notebooks.PAGES)
 def test_the_cells_of_a_notebook_run(
     name: str, tmp_path: Path, data: Data, monkeypatch: pytest.MonkeyPatch

@@ -110,7 +110,6 @@ def case(request: pytest.FixtureRequest, cases: dict[str, Case]) -> Case:
     return cases[request.param]
 
 
-every_case = pytest.mark.parametrize("case", [*CONTAINERS, *SETS], indirect=True)
 # Sets that differ from others in decoding alone; other tests read all their values.
 DECODED_ALIKE = ("zarr 2", "npz", "npz deflated", "arrow zstd")
 cases_by_reading = pytest.mark.parametrize(
@@ -187,7 +186,7 @@ def test_every_value_of_a_chunked_set_is_the_one_that_was_written(case: Case) ->
 @pytest.mark.parametrize(
     ("case", "size"),
     [
-        pytest.param(name, size, marks=[pytest.mark.grid] if name in SETS and size < 5 else [])
+        pytest.param(name, size, marks=[pytest.mark.grid] if name != "folder" and size < 5 else [])
         for name in (*CONTAINERS, *SETS)
         for size in (2, 3, 5)
     ],
@@ -237,7 +236,7 @@ def test_every_steps_state_continues_exactly(case: Case) -> None:
                 assert [field_sets.plain(batch) for batch in again] == whole[done:]
 
 
-@every_case
+@cases_by_reading
 def test_a_remote_and_its_cache_give_the_same(case: Case, tmp_path: Path) -> None:
     with case.open() as dataset:
         wanted = case.epoch(dataset)

@@ -279,9 +279,14 @@ def test_the_demand_of_one_node_is_steady(nodes, most, record_property):
     "message",
     [
         {"shards": 200_000, "batch": 32_768, "extras": True},
-        {"shards": 200_000, "batch": 32_768, "shuffled": False},
-        {"shards": 20_000, "batch": 1024},
-        pytest.param({"shards": 1_000_000, "batch": 32_768}, marks=pytest.mark.grid),
+        *(
+            pytest.param(message, marks=pytest.mark.grid)
+            for message in (
+                {"shards": 200_000, "batch": 32_768, "shuffled": False},
+                {"shards": 20_000, "batch": 1024},
+                {"shards": 1_000_000, "batch": 32_768},
+            )
+        ),
     ],
 )
 def test_a_rank_of_a_thousand_begins_in_seconds_and_megabytes(message: dict[str, Any]) -> None:

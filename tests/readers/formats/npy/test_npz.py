@@ -107,11 +107,11 @@ def test_a_long_header_and_a_large_directory(root: Path, opened: Opened) -> None
     shape = (3, *(1,) * 15)
     with zipfile.ZipFile(root / "x.npz", "w") as file:
         file.comment = b"c" * 65_535
-        for number in range(2000):
+        for number in range(700):
             file.writestr(f"{'n' * 60}{number}.npy", npy(np.full(shape, number, "i2")))
     dataset = opened("x.npz")
-    assert len(dataset.index.schema) == 2000
-    check_rows(dataset, {f"{'n' * 60}1999": np.full((3, *shape[1:]), 1999, "i2")})
+    assert len(dataset.index.schema) == 700
+    check_rows(dataset, {f"{'n' * 60}699": np.full((3, *shape[1:]), 699, "i2")})
 
 
 @pytest.mark.parametrize("how", SAVES)

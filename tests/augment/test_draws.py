@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.augment import (
@@ -24,6 +24,7 @@ from penstock.augment import (
 )
 from penstock.cache.base import keyed_hash, unit
 from penstock.readers import ImageRange
+from tests.properties import examples
 
 ANY = ImageRange(min_height=1, max_height=65_535, min_width=1, max_width=65_535)
 RECIPES = [
@@ -47,7 +48,7 @@ def drawn(recipe, dims, *, ids=None, seed=3, epoch=5, images=ANY):
 @pytest.mark.parametrize("recipe", RECIPES)
 @given(dims=images, seed=st.integers(0, 2**63), epoch=st.integers(0, 1000))
 @example(dims=[(1, 1), (1, 65_535), (65_535, 1), (65_535, 65_535), (2, 3)], seed=0, epoch=0)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_windows_lie_inside_the_image(recipe, dims, seed, epoch):
     inputs = drawn(recipe, dims, seed=seed, epoch=epoch)
     assert sorted(inputs) == sorted(input_kinds(check_recipe(recipe, images=ANY)))
@@ -65,7 +66,7 @@ def test_windows_lie_inside_the_image(recipe, dims, seed, epoch):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @given(data=st.data(), dims=images)
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_a_sample_draws_the_same_in_any_batch(recipe, data, dims):
     ids = np.array(
         data.draw(st.lists(st.integers(0, 2**62), min_size=len(dims), max_size=len(dims)))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.augment import (
@@ -53,6 +53,7 @@ from penstock.readers.fieldtypes import (
     Text,
     Tokens,
 )
+from tests.properties import examples
 
 SCHEMA = Schema(
     {
@@ -298,7 +299,7 @@ def test_a_box_that_is_dropped_takes_its_row_along() -> None:
 
 
 @given(seed=st.integers(0, 2**40), min_area=st.floats(0, 30), min_size=st.floats(0, 6))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_what_is_dropped_is_what_torchvision_drops(
     seed: int, min_area: float, min_size: float
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.augment import (
@@ -47,6 +47,7 @@ from penstock.augment import (
 from penstock.cache import DatasetError, RecipeError
 from penstock.readers import EncodedBatch, ImageRange
 from tests.images import encoded_array
+from tests.properties import examples
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -459,7 +460,7 @@ seeds = st.integers(0, 2**40)
 
 @pytest.mark.parametrize("name", RECIPES)
 @given(dims=any_images, seed=seeds)
-@settings(max_examples=20, deadline=None)
+@examples(20)
 def test_they_go_where_torchvision_takes_them(
     name: str, dims: list[tuple[int, int]], seed: int
 ) -> None:
@@ -467,7 +468,7 @@ def test_they_go_where_torchvision_takes_them(
 
 
 @given(recipe=recipes(), dims=any_images, seed=seeds)
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_any_recipe_goes_where_torchvision_takes_it(
     recipe: Any, dims: list[tuple[int, int]], seed: int
 ) -> None:
@@ -538,7 +539,7 @@ def test_the_images_draw_the_same_numbers(name: str) -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 @given(data=st.data(), dims=st.lists(sides, min_size=1, max_size=9))
-@settings(max_examples=15, deadline=None)
+@examples(15)
 def test_a_sample_moves_the_same_in_any_batch(
     name: str, data: st.DataObject, dims: list[tuple[int, int]]
 ) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import keyed_uniform
 from penstock.augment import Uniform
 from penstock.cache.base import keyed_hash
 from penstock.errors import ConfigError
+from tests.properties import examples
 
 ids_of = st.lists(st.integers(0, 2**62), max_size=12)
 
@@ -23,7 +24,7 @@ ids_of = st.lists(st.integers(0, 2**62), max_size=12)
     n=st.integers(0, 5),
     data=st.data(),
 )
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_arrays_and_tensors_give_the_same_numbers(ids, epoch, seed, n, data):
     per_sample = st.lists(st.integers(0, 3), min_size=len(ids), max_size=len(ids))
     occurrences = data.draw(st.one_of(st.none(), per_sample))
@@ -45,7 +46,7 @@ def test_arrays_and_tensors_give_the_same_numbers(ids, epoch, seed, n, data):
 
 
 @given(ids=ids_of, data=st.data(), n=st.integers(1, 4))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_a_sample_has_its_numbers_in_any_batch(ids, data, n):
     whole = keyed_uniform(ids, epoch=3, n=n, seed=7)
     order = data.draw(st.permutations(range(len(ids))))

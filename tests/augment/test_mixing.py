@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.augment import (
@@ -31,6 +31,7 @@ from penstock.cache import ConfigError
 from penstock.cache.base import keyed_hash, unit
 from penstock.pipeline.plan import partners, with_partners
 from penstock.readers import ANY_SIZE
+from tests.properties import examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +79,7 @@ def test_shares_lie_as_often_below_each_value_as_numpys(alpha: float) -> None:
     first=st.sampled_from([0.0, 2.0**-53, 0.5, 1 - 2.0**-53]),
     second=st.sampled_from([0.0, 0.25, 0.5, 0.75, 1 - 2.0**-53]),
 )
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_the_ends_of_the_draws_give_shares(alpha: float, first: float, second: float) -> None:
     share = symmetric_beta(np.array([alpha]), np.array([first]), np.array([second]))
     assert 0 <= share[0] <= 1
@@ -91,7 +92,7 @@ def test_the_ends_of_the_draws_give_shares(alpha: float, first: float, second: f
     height=st.integers(1, 300),
     width=st.integers(1, 300),
 )
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_boxes_are_the_papers(
     share: float, row: float, column: float, height: int, width: int
 ) -> None:

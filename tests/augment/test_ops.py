@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import penstock
@@ -47,6 +47,7 @@ from penstock.augment import (
 )
 from penstock.cache import ConfigError, RecipeError
 from penstock.readers import ANY_SIZE, ImageRange
+from tests.properties import examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -343,7 +344,7 @@ ARGUMENTS = [
 @given(value=NUMBERS)
 @example(value=float("inf"))
 @example(value=(0.9, 0.1))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_an_argument_is_taken_or_names_itself(kind, name, others, value):
     try:
         op = kind(**{name: value}, **others)

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -45,6 +45,7 @@ from penstock.cache import RecipeError
 from penstock.readers import EncodedBatch, ImageRange
 from tests.conftest import photograph
 from tests.images import encoded_array
+from tests.properties import examples
 
 HEIGHT, WIDTH = 37, 48
 
@@ -446,7 +447,7 @@ def test_cuda_gives_nearly_the_pixels_of_the_cpu(encoded, name):
     epoch=st.integers(0, 1000),
     name=st.sampled_from(sorted(RECIPES)),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_a_sample_draws_the_same_in_any_batch(rows, seed, epoch, name):
     checked = check_recipe(RECIPES[name], images=FIXED)
 

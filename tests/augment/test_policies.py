@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
 
@@ -26,6 +26,7 @@ from penstock.augment import (
     strengths,
 )
 from penstock.cache.base import keyed_hash, unit
+from tests.properties import examples
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -273,7 +274,7 @@ def test_pixels_depend_on_the_sample_only(op: Policy) -> None:
 
 @pytest.mark.parametrize("op", POLICIES, ids=str)
 @given(first=st.integers(0, 10**9), height=st.integers(1, 500), width=st.integers(1, 500))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_draws_are_rows_of_the_declared_types(
     op: Policy, first: int, height: int, width: int
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.augment import (
@@ -37,6 +37,7 @@ from penstock.augment import (
 )
 from penstock.readers import EncodedBatch, ImageRange
 from tests import images
+from tests.properties import examples
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -137,7 +138,7 @@ def jobs(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(job=jobs())
 def test_the_kernels_are_their_formula(job: dict[str, Any]) -> None:
     (height, width, channels), (rows, columns) = job["image"], job["out"]

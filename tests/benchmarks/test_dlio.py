@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
@@ -20,6 +20,7 @@ from benchmarks.dlio_task import Task, Work
 from benchmarks.dlio_torch import GroupOrder, RowGroups
 from penstock.cache import ConfigError
 from penstock.pipeline.bench import SETTLE_BATCHES
+from tests.properties import examples
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,7 +83,7 @@ def test_every_workload_makes_enough_samples() -> None:
 # --- the data ------------------------------------------------------------------------------------
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(missing=st.integers(0, 300_000), number=st.integers(0, 10**6))
 def test_a_filled_jpeg_has_exactly_its_bytes_and_the_same_pixels(missing: int, number: int) -> None:
     size = len(PICTURE) + missing

@@ -10,7 +10,7 @@ from concurrent.futures import CancelledError
 from multiprocessing.context import ForkServerProcess
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import (
@@ -23,10 +23,11 @@ from penstock.cache import (
     ordered,
     pickle_for_worker,
 )
+from tests.properties import examples
 from tests.watchdog import PATIENCE_S
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.lists(st.integers(), max_size=30), st.integers(1, 4), st.integers(1, 6))
 def test_results_come_in_order(items: list[int], workers: int, ahead: int) -> None:
     assert list(ordered(lambda x: x * 2, items, workers=workers, ahead=ahead)) == [

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.readers import MAX_FREE, Blocks
 from penstock.readers import blocks as module
+from tests.properties import examples
 
 
 def test_a_block_is_reused_when_its_last_view_is_gone() -> None:
@@ -56,7 +57,7 @@ def test_few_blocks_are_kept_and_much_larger_ones_arent_reused() -> None:
     assert blocks.take(100)[0].ctypes.data != large
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(
     steps=st.lists(st.tuples(st.integers(0, 3 * 2**20), st.integers(0, 5)), min_size=1, max_size=30)
 )

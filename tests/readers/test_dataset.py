@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import fsspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import (
@@ -33,6 +33,7 @@ from penstock.readers.files import mapped_files
 from penstock.readers.reading import open_shards
 from tests import images
 from tests.files import flip, uploaded
+from tests.properties import examples
 from tests.readers.remote_sets import rows_of
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def test_samples_are_the_files_bytes(built: Path, kind: str, mode: str) -> None:
         )
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(picks=st.lists(st.integers(0, SAMPLES - 1), max_size=40))
 def test_rows_are_returned_in_the_requested_order(built: Path, picks: list[int]) -> None:
     for kind in ("set", "pack"):
@@ -263,7 +264,7 @@ def test_a_shard_that_shrinks_while_open_is_an_error_by_pread(own: Path) -> None
             dataset.read(rows_of(dataset), mode="pread")
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(place=st.floats(0, 1, exclude_max=True), change=st.integers(1, 255))
 def test_a_shard_with_a_flipped_byte_is_refused_or_reads_the_same(
     built: Path, place: float, change: int, tmp_path_factory: pytest.TempPathFactory

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import ConfigError, DatasetError, IndexChangedError
@@ -26,6 +26,7 @@ from penstock.readers.fieldtypes import (
 )
 from penstock.readers.formats.folder import ListedTable, listed_samples, parse_field_place
 from tests import images
+from tests.properties import examples
 from tests.sources import Values, classes
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def check_source(source: Source, wanted: list[int]) -> None:
     assert len(source.read(nothing)) == len(source.ids(nothing)) == 0
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(sizes=sizes, data=st.data())
 def test_a_selection_has_the_requested_samples(sizes: list[int], data: st.DataObject) -> None:
     base = Values(sizes)
@@ -93,7 +94,7 @@ def test_a_selection_has_the_requested_samples(sizes: list[int], data: st.DataOb
     assert by_mask.names(ids) == base.names(ids)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(sizes=sizes, data=st.data())
 def test_a_selection_of_a_selection_selects_from_the_dataset(
     sizes: list[int], data: st.DataObject
@@ -200,7 +201,7 @@ def test_units_without_selected_samples_are_dropped() -> None:
 # -- splits
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     sizes=st.lists(st.integers(1, 30), min_size=2, max_size=8),
     shares=st.sampled_from([(0.5, 0.5), (0.7, 0.2, 0.1), (1 / 3, 1 / 3, 1 / 3), (0.4, 0.3)]),
@@ -257,7 +258,7 @@ def labelled(counts: list[int], **more: Any) -> Values:
     return Values([len(labels)], columns, types={"label": classes(*names)}, **more)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     counts=st.lists(st.integers(1, 40), min_size=1, max_size=12),
     shares=st.sampled_from([(0.5, 0.5), (0.6, 0.3, 0.1), (0.25, 0.25)]),
@@ -279,7 +280,7 @@ def test_a_split_by_classes_keeps_their_shares(
         assert (np.abs(mine - share * np.array(counts)) < 2 + 1e-6).all()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     patients=st.lists(st.integers(-3, 12), min_size=10, max_size=80),
     seed=st.integers(0, 9),
@@ -408,7 +409,7 @@ def test_names_that_no_file_can_have() -> None:
         listed_samples("here", {}, listed, {})
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(several=st.lists(sizes, min_size=1, max_size=4), data=st.data())
 def test_samples_come_part_after_part(several: list[list[int]], data: st.DataObject) -> None:
     parts = [Values(each, name=f"part{n}") for n, each in enumerate(several)]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import Peers
 from penstock.cache import ConfigError
 from penstock.cache.base import format_size, keyed_hash, parse_size, splitmix64, unit
+from tests.properties import examples
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_splitmix64_keeps_shape_and_input():
     np.testing.assert_array_equal(x, before)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(keys=st.lists(st.integers(-(2**80), 2**80), min_size=1, max_size=5), last=uint64)
 def test_hash_is_a_chain_and_ints_equal_arrays(keys, last):
     prefix = keyed_hash(*keys)
@@ -120,7 +121,7 @@ def test_hash_is_a_chain_and_ints_equal_arrays(keys, last):
     assert whole == keyed_hash(*keys, np.array([last], dtype=np.uint64))[0]
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(a=st.integers(-(2**70), 2**70), b=st.integers(-(2**70), 2**70))
 def test_order_and_number_of_keys_matter(a, b):
     if a != b:
@@ -130,7 +131,7 @@ def test_order_and_number_of_keys_matter(a, b):
 
 
 @given(value=st.integers(-(2**63), -1))
-@settings(max_examples=20)
+@examples(20)
 def test_negative_ints_equal_their_array_form(value):
     assert keyed_hash(value, 3) == keyed_hash(np.int64(value), 3)
     assert keyed_hash(value) == keyed_hash(value % 2**64)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import FetchError, ObjectChangedError, PenstockError, StalledError
@@ -29,6 +29,7 @@ from penstock.cache.disk import PIECE_BYTES, BlobPieces, DiskCache, Fill
 from penstock.cache.fetch import Fetcher
 from tests.cache.blobs.remotes import SIZES, content, single
 from tests.cache.peers.serving import source
+from tests.properties import examples
 from tests.stores import MemoryStore
 from tests.watchdog import PATIENCE_S
 
@@ -58,7 +59,7 @@ def answer_of(request: BlobRequest, *, version: str = "v", object_bytes: int = -
     return Answer(data=data, version=version, object_bytes=size_bytes)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     sizes=st.lists(st.integers(0, 40_000), min_size=1, max_size=6).filter(any),
     here=st.sets(st.integers(0, 9)),
@@ -154,7 +155,7 @@ def test_a_failure_is_noted_for_the_pieces_that_it_cost(tmp_path: Path) -> None:
 MOST = 16  # pieces of a request
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     count=st.integers(1, 80),
     here=st.sets(st.integers(0, 79)),

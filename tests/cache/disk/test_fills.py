@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache.base import BlobSource, Folder, Segment
@@ -23,6 +23,7 @@ from penstock.cache.disk import (
     merge_spans,
 )
 from tests.cache.peers.serving import source
+from tests.properties import examples
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +33,7 @@ def make(tmp_path: Path, blob: BlobSource) -> Fill:
     return Fill.make(Folder.at(str(tmp_path)), "x", BlobPieces(blob))
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     sizes=st.lists(st.integers(0, 20_000), min_size=1, max_size=8),
     spans=st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), max_size=6),
@@ -60,7 +61,7 @@ def test_pieces_cover_spans_and_little_more(
     assert whole == (0, size)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(marks=st.lists(st.booleans(), min_size=1, max_size=60), waste=st.integers(0, 20))
 def test_missing_runs_and_bridges(
     tmp_path_factory: pytest.TempPathFactory, marks: list[bool], waste: int
@@ -198,7 +199,7 @@ def where(source: BlobSource) -> list[tuple[str, int]]:
     return [(one.path, one.start + at) for one in source.segments for at in range(one.size_bytes)]
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     segments=segments(), range_bytes=st.integers(1, 40_000), span=st.tuples(*[st.floats(0, 1)] * 2)
 )

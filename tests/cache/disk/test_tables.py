@@ -6,11 +6,12 @@ import sqlite3
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from penstock.cache.base import Folder
 from penstock.cache.disk import BlobRow, Catalogue, JobRow, UncountedError, is_damage
+from tests.properties import examples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,7 +66,7 @@ def a_job(catalogue: Catalogue, *, below: str, share_bytes: int = 10**6, number:
     )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 9)), max_size=12))
 def test_what_is_used_is_the_sum_of_the_rows(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]

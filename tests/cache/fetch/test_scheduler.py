@@ -8,7 +8,7 @@ from collections import deque
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import ConfigError
@@ -24,6 +24,7 @@ from penstock.cache.fetch import (
     backoff_s,
     quantile,
 )
+from tests.properties import examples
 
 POLICY = FetchPolicy(
     min_connections=2, start_connections=4, max_connections=4, max_attempts=3, retry_timeout_s=50.0
@@ -256,7 +257,7 @@ def test_a_quantile_is_passed_by_no_more_than_the_rest(values: list[float], shar
     assert sum(value > found for value in values) <= (1 - share) * len(values) + 1e-9
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(times=st.lists(st.floats(1e-4, 10), min_size=0, max_size=300), size=st.integers(1, 10**9))
 def test_late_is_later_than_the_usual(times: list[float], size: int) -> None:
     policy = FetchPolicy()
@@ -274,7 +275,7 @@ def test_late_is_later_than_the_usual(times: list[float], size: int) -> None:
     assert mean <= worst or worst == pytest.approx(mean)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(
     steps=st.lists(
         st.tuples(st.floats(0.001, 1), st.integers(0, 10**8), st.floats(0.001, 20), st.booleans()),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import ClosedError
@@ -25,6 +25,7 @@ from tests.cache.blobs.remotes import single
 from tests.cache.blobs.upstream_contract import range_of
 from tests.cache.peers.fake_peer import GROUP, SECRET, fake_peer, head_of
 from tests.cache.peers.serving import serving
+from tests.properties import examples
 from tests.stores import MemoryStore
 from tests.watchdog import PATIENCE_S
 
@@ -227,7 +228,7 @@ def connected(*, silent_s: float = PATIENCE_S):
 SIZES = st.sampled_from([1, 100, 2**16, 2**18 - 1, 2**18, 2**18 + 1, 400_000])
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.lists(SIZES, max_size=4), st.lists(SIZES, max_size=4))
 def test_all_of_it_comes(sent: list[int], read: list[int]) -> None:
     with connected() as (mine, theirs):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import ConfigError
@@ -25,6 +25,7 @@ from penstock.pipeline.bench import (
     tune,
 )
 from penstock.pipeline.report import Meter
+from tests.properties import examples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -174,7 +175,7 @@ START = LoaderSettings(batch_size=64, num_workers=4)
 
 
 @given(threads=st.sampled_from(THREADS), depth=st.sampled_from(DEPTHS), read=st.sampled_from("cp"))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_a_clear_best_is_found_from_anywhere(threads: int, depth: int, read: str) -> None:
     def rate(setup: LoaderSettings) -> float:
         off = abs(THREADS.index(setup.num_workers) - THREADS.index(threads))
@@ -186,7 +187,7 @@ def test_a_clear_best_is_found_from_anywhere(threads: int, depth: int, read: str
 
 
 @given(seed=st.integers(0, 2**16), noise=st.floats(0, 0.1))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_noise_alone_changes_nothing_that_costs_speed(seed: int, noise: float) -> None:
     """Four threads and more are equally fast, fewer are slower: as on a machine of four cores."""
     rng = np.random.default_rng(seed)
@@ -223,7 +224,7 @@ def test_one_lucky_run_is_not_enough() -> None:
 
 
 @given(cores=st.integers(1, 256), samples=st.integers(64, 10**6), workers=st.integers(1, 300))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_axes_hold_the_start_and_no_batch_beyond_the_set(
     cores: int, samples: int, workers: int
 ) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -25,6 +25,7 @@ from penstock.pipeline.plan import ATTEMPTS, SAME_SHARD_ATTEMPTS, substitutes
 from penstock.pipeline.report import QuarantineFile
 from penstock.readers import Dataset, ImageFacts, Rejection, pack
 from tests.conftest import photograph
+from tests.properties import examples
 from tests.sources import values_of
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def stand_ins(path: Path, *, epochs: int = 1, **options: Any) -> dict[tuple[int,
 
 
 class TestSubstitutes:
-    @settings(max_examples=100, deadline=None)
+    @examples(100)
     @given(
         sizes=st.lists(st.integers(1, 9), min_size=1, max_size=6),
         seed=st.integers(0, 2**70),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.augment import DecodedBatch
@@ -27,6 +27,7 @@ from penstock.pipeline.feed import (
 from penstock.pipeline.plan import BatchSchedule, Cursor, Plan, RankOrder, Walk, World
 from penstock.pipeline.report import Meter
 from penstock.readers.fieldtypes import EncodedColumn, SampleBatch
+from tests.properties import examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -238,7 +239,7 @@ MOVES = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(moves=st.lists(MOVES, max_size=12), ahead=st.booleans())
 def test_wherever_the_user_goes_batches_are_those_of_the_position(
     moves: list[tuple[str, Any]], ahead: bool

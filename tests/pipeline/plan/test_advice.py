@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import PenstockWarning
@@ -30,6 +30,7 @@ from penstock.pipeline.plan.sizing import readers_warning
 from penstock.readers import Dataset, pack
 from tests import warm
 from tests.images import jpeg
+from tests.properties import examples
 
 if TYPE_CHECKING:
     import subprocess
@@ -53,7 +54,7 @@ def test_readers_are_what_the_plan_reads(lanes: int, nodes: int, each: int) -> N
     nodes=st.integers(1, 600),
     ranks_a_node=st.sampled_from([1, 8]),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_a_better_batch_is_better_and_as_even(
     batch: int, shards: int, nodes: int, ranks_a_node: int
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.mixing import padding
@@ -21,6 +21,7 @@ from penstock.pipeline.plan import (
     Walk,
 )
 from tests.pipeline.plan.plans import batch_of, order_of_lanes
+from tests.properties import examples
 
 SHARDS = st.lists(st.lists(st.integers(1, 30), max_size=20), min_size=1, max_size=8).filter(any)
 
@@ -46,7 +47,7 @@ def whole(plan: BucketPlan, epoch: int, position: int, size: int) -> list[Any]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     heights=SHARDS,
     batch=st.integers(1, 9),
@@ -84,7 +85,7 @@ def test_each_sample_once_an_epoch_in_any_worlds_restarts_and_sizes(
     assert sorted(other) == everything
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     heights=SHARDS,
     batch=st.integers(1, 9),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import PlanError
@@ -23,6 +23,7 @@ from penstock.pipeline.plan import (
     least_tokens,
 )
 from tests.pipeline.plan.plans import batch_of, order_of_lanes
+from tests.properties import examples
 
 LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=120)
 
@@ -117,7 +118,7 @@ def made(
 SHARDS = st.lists(st.lists(st.integers(1, 30), max_size=20), min_size=1, max_size=8).filter(any)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     lengths=SHARDS,
     is_padded=st.booleans(),
@@ -181,7 +182,7 @@ def test_lengths_are_alike_in_a_batch_and_batches_come_in_any_order() -> None:
     assert longest != sorted(longest, reverse=True)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(lengths=SHARDS, seed=st.none() | st.integers(0, 9), data=st.data())
 def test_steps_are_numbered_from_any_known_place(
     lengths: list[list[int]], seed: int | None, data: st.DataObject
@@ -219,7 +220,7 @@ def test_too_many_samples_are_not_counted_for_a_number(monkeypatch: pytest.Monke
     assert walk.cursor_of(3 * number) == Cursor(9, 0)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     lengths=SHARDS,
     is_padded=st.booleans(),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock.pipeline.plan import Plan, ShardReaders
 from tests.pipeline.plan.plans import batch_of, order_of_lanes
+from tests.properties import examples
 
 
 @st.composite
@@ -38,7 +39,7 @@ def reader_sets(plan: Plan, epoch: int, nodes: list[int]) -> list[set[int]]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(plan=some_plans(), nodes=st.lists(st.integers(1, 3), min_size=1, max_size=4), data=st.data())
 def test_readers_are_those_that_walk_over_it(
     plan: Plan, nodes: list[int], data: st.DataObject

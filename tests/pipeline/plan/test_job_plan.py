@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import PlanError
@@ -25,6 +25,7 @@ from penstock.pipeline.plan import (
 from penstock.readers import SampleWeights
 from penstock.readers.mixtures import MixtureStream, WeightChange, integer_shares
 from tests.pipeline.plan.plans import batch_of, plans
+from tests.properties import examples
 from tests.sources import values_of
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def weighted(draw: st.DrawFn) -> WeightedPlan:
 any_plan = st.one_of(plans(), mixtures(), weighted())
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(plan=any_plan, epoch=st.integers(0, 3), size=st.integers(1, 60), data=st.data())
 def test_slots_are_cut_from_one_batch(
     plan: JobPlan, epoch: int, size: int, data: st.DataObject
@@ -81,7 +82,7 @@ def test_slots_are_cut_from_one_batch(
         plan.places(epoch, position, size, low=low, high=count + 1)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(plan=any_plan, world=st.integers(1, 7), each=st.integers(1, 5))
 def test_walkers_take_any_plan(plan: JobPlan, world: int, each: int) -> None:
     """Ranks share the batches; what a node needs is what its ranks read."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import PlanError
@@ -18,6 +18,7 @@ from penstock.pipeline.plan import (
     held_bytes_of_lanes,
 )
 from tests.pipeline.plan.plans import batch_of, order_of_lanes
+from tests.properties import examples
 
 LANES, BYTES = 256, 10**9
 
@@ -121,7 +122,7 @@ def test_a_cold_node_in_place_of_a_lost_one_gets_what_no_node_has() -> None:
     assert share(chosen(held, [8] * 8)) == 1 - 1 / 8
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     ranks=st.lists(st.integers(1, 9), min_size=1, max_size=9),
     lanes=st.integers(1, 40),
@@ -227,7 +228,7 @@ def test_a_last_order_of_other_lanes_is_refused() -> None:
 # -- what is held of each lane
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     sizes=st.lists(st.integers(0, 40), min_size=1, max_size=30).filter(sum),
     lanes=st.integers(1, 9),
@@ -266,7 +267,7 @@ def checked_sum(value: np.ndarray, room: np.ndarray) -> tuple[int, int]:
     return int(value[np.arange(len(bins)), bins].sum()), int(most)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     seed=st.integers(0, 2**32),
     room=st.lists(st.integers(0, 6), min_size=1, max_size=8).filter(sum),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import PlanError
@@ -23,6 +23,7 @@ from penstock.pipeline.plan import (
     most_lanes,
     ordered_slots,
 )
+from tests.properties import examples
 
 
 def some_order(lanes: int, seed: int) -> LaneOrder:
@@ -32,7 +33,7 @@ def some_order(lanes: int, seed: int) -> LaneOrder:
     return LaneOrder(tuple(order.tolist()), lanes)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(lanes=st.one_of(st.integers(1, 300), st.integers(2000, 70_000)), seed=st.integers(0, 99))
 def test_an_order_of_groups_comes_back_from_its_text(lanes: int, seed: int) -> None:
     order = some_order(lanes, seed)
@@ -88,7 +89,7 @@ def test_hostile_texts_are_refused(text: object) -> None:
     assert len(str(raised.value)) < 500
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(text=st.one_of(st.text(), st.from_regex(r"groups:4:[A-Za-z0-9+/=]*", fullmatch=True)))
 def test_any_text_is_an_order_or_refused(text: str) -> None:
     try:
@@ -98,7 +99,7 @@ def test_any_text_is_an_order_or_refused(text: str) -> None:
     assert sorted(order.groups) == [0, 1, 2, 3]
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(data=st.data(), lanes=st.integers(1, 12), position=st.integers(0, 60))
 def test_slots_stand_by_place_and_offset(data: st.DataObject, lanes: int, position: int) -> None:
     count = data.draw(st.integers(0, 50))
@@ -118,7 +119,7 @@ def test_slots_stand_by_place_and_offset(data: st.DataObject, lanes: int, positi
 # -- defaults
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(batch=st.integers(1, 5000), shards=st.integers(0, 10**6))
 def test_default_lanes_divide_the_batch(batch, shards):
     fits = [d for d in range(1, batch + 1) if batch % d == 0 and d <= min(shards / 4, batch / 8)]
@@ -160,7 +161,7 @@ def test_default_windows_of_shuffled_packs(shards, lanes, window):
     assert found == window
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     shards=st.integers(0, 10**6),
     batch=st.integers(1, 10**5),

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import PlanError
 from penstock.pipeline.plan import MixturePlan, MixtureSettings, Plan
 from penstock.readers.mixtures import MixtureStream, WeightChange, epoch_samples, integer_shares
+from tests.properties import examples
 
 
 def mixture(
@@ -48,7 +49,7 @@ def test_every_world_size_gives_the_same_global_batches(world, rule):
             np.testing.assert_array_equal(np.concatenate([s.epochs for s in shares]), whole.epochs)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     weights=st.lists(st.floats(0.01, 1), min_size=3, max_size=3),
     size=st.integers(1, 150),
@@ -67,7 +68,7 @@ def test_the_epochs_of_parts_are_complete(weights, size, rule):
             assert len(np.unique(own, axis=0)) == samples
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(position=st.integers(0, 1000), size=st.integers(1, 200), epoch=st.integers(0, 3))
 def test_any_position_gives_the_same_samples(position, size, epoch):
     """Steps that are resolved ahead, single slots and a new plan agree."""
@@ -87,7 +88,7 @@ def test_any_position_gives_the_same_samples(position, size, epoch):
     np.testing.assert_array_equal(together.rows, whole.rows)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     turns=st.permutations(range(12)),
     steps=st.integers(1, 5),

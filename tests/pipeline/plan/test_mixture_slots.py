@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.pipeline.plan import SlotGroups
 from penstock.readers.mixtures import ShareTree, integer_shares
+from tests.properties import examples
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,7 +31,7 @@ def parts_by_slot(counts: Any, before: Any) -> NDArray[np.int64]:
     return found
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(
     counts=st.integers(1, 6).flatmap(
         lambda parts: st.lists(

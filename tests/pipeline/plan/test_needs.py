@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import PlanError
@@ -28,6 +28,7 @@ from penstock.pipeline.plan import (
     window_room_warning,
 )
 from tests.pipeline.plan.plans import batch_of, order_of_lanes
+from tests.properties import examples
 
 # -- which shards
 
@@ -58,7 +59,7 @@ def touched(plan: Plan, batch: int, world: int, ranks: range, epoch: int, at: in
     return set(np.concatenate(rows).tolist())
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(job=jobs(), epoch=st.integers(0, 3), data=st.data())
 def test_full_batches_touch_only_the_shards_that_the_plan_lists(
     job: tuple[Plan, int, int, int, int], epoch: int, data: st.DataObject
@@ -70,7 +71,7 @@ def test_full_batches_touch_only_the_shards_that_the_plan_lists(
     assert touched(plan, batch, world, range(first, end), epoch, at) <= report
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     sizes=shard_sizes,
     seed=st.integers(0, 9),
@@ -92,7 +93,7 @@ def test_where_ranks_divide_lanes_and_lanes_the_batch_no_shard_is_listed_in_vain
         assert set().union(*parts) == set(report.tolist())
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(job=jobs())
 def test_all_ranks_together_read_every_shard(job: tuple[Plan, int, int, int, int]) -> None:
     plan, batch, world, first, end = job
@@ -107,7 +108,7 @@ def test_ranks_that_do_not_exist_are_refused() -> None:
         Plan([4], seed=1, lanes=1, window=1).shards(4, first=1, end=1, world=2)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(job=jobs(), drop_last=st.booleans())
 def test_needs_are_what_the_ranks_batches_hold(
     job: tuple[Plan, int, int, int, int], drop_last: bool
@@ -120,7 +121,7 @@ def test_needs_are_what_the_ranks_batches_hold(
         assert set(shards.tolist()) == wanted
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(job=jobs(), more=st.lists(st.integers(12, 60), max_size=3))
 def test_a_batch_that_grows_needs_what_each_of_its_sizes_does(
     job: tuple[Plan, int, int, int, int], more: list[int]
@@ -169,7 +170,7 @@ def test_room_for_two_windows_is_never_more_than_the_nodes_share(
 # -- pace
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     batches=st.lists(st.integers(1, 10**8), min_size=1, max_size=60),
     shard=st.integers(10**7, 2 * 10**8),

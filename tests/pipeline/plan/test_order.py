@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import PlanError
@@ -26,17 +26,18 @@ from tests.pipeline.plan.plans import (
     sizes_lists,
     whole,
 )
+from tests.properties import examples
 
 # -- what is visited
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(plan=plans(), epoch=st.integers(0, 5), size=st.integers(1, 70))
 def test_each_epoch_visits_every_sample_once(plan, epoch, size):
     np.testing.assert_array_equal(np.sort(whole(plan, epoch, size)), np.arange(plan.samples))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(plan=plans(), epoch=st.integers(0, 3), size=st.integers(1, 30), data=st.data())
 def test_ids_agree_with_rows(plan, epoch, size, data):
     position = data.draw(st.integers(0, plan.samples))
@@ -51,7 +52,7 @@ def test_ids_agree_with_rows(plan, epoch, size, data):
     np.testing.assert_array_equal(ids, before[rows[:, 0]] + rows[:, 1])
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(sizes=sizes_lists, epoch=st.integers(0, 3), size=st.integers(1, 50))
 def test_without_a_seed_samples_come_in_index_order(sizes, epoch, size):
     plan = Plan(sizes, seed=None, lanes=7, window=3, reshuffle=0.5)
@@ -62,7 +63,7 @@ def test_without_a_seed_samples_come_in_index_order(sizes, epoch, size):
 # -- what it doesn't depend on
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(plan=plans(), epoch=st.integers(0, 2), size=st.integers(96, 200), data=st.data())
 def test_every_world_size_gives_the_same_global_batches(plan, epoch, size, data):
     position = data.draw(st.integers(0, plan.samples))
@@ -89,7 +90,7 @@ def assert_ranks_share(plan, epoch, position, size, world):
     assert max(lengths) - min(lengths) <= 1
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(plan=plans(), epoch=st.integers(0, 2), data=st.data())
 def test_batch_size_may_change_at_any_position(plan, epoch, data):
     """A batch-size ramp delivers the same stream: any cut has the samples of its positions."""
@@ -102,7 +103,7 @@ def test_batch_size_may_change_at_any_position(plan, epoch, data):
         position += size
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(plan=plans(), epoch=st.integers(0, 3), size=st.integers(1, 60), data=st.data())
 def test_seeking_equals_walking(plan, epoch, size, data):
     walked = [batch_of(plan, epoch, p, size) for p in range(0, plan.samples, size)]
@@ -111,7 +112,7 @@ def test_seeking_equals_walking(plan, epoch, size, data):
         np.testing.assert_array_equal(batch_of(fresh(plan), epoch, step * size, size), walked[step])
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(plan=plans(), data=st.data())
 def test_calls_in_any_order_agree(plan, data):
     """Cached epochs and windows never change a result."""
@@ -138,7 +139,7 @@ def test_threads_agree():
 # -- what it does depend on
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(seed=seeds, epoch=st.integers(0, 1000))
 def test_epochs_and_seeds_differ(seed, epoch):
     plan = Plan([9, 11, 10, 12] * 5, seed=seed, lanes=4, window=2)
@@ -367,7 +368,7 @@ def test_a_plan_prints_in_short():
 # -- the order itself, against a plain account of it
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(plan=plans(), epoch=st.integers(0, 3), size=st.integers(1, 60))
 def test_order_is_the_documented_one(plan, epoch, size):
     if plan.seed is not None:

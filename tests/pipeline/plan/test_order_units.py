@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import PlanError
@@ -27,6 +27,7 @@ from penstock.pipeline.plan import (
 from penstock.readers import Contents
 from penstock.readers.fieldtypes import Schema
 from tests.pipeline.plan.plans import batch_of, plans, whole
+from tests.properties import examples
 
 if TYPE_CHECKING:
     Shape = tuple[list[list[int]], dict[str, Any]]
@@ -54,14 +55,14 @@ def shapes(draw: st.DrawFn) -> Shape:
     }
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(shape=shapes(), epoch=st.integers(0, 3), size=st.integers(1, 50))
 def test_each_epoch_visits_every_sample_once(shape: Shape, epoch: int, size: int) -> None:
     plan = planned(shape[0], **shape[1])
     np.testing.assert_array_equal(np.sort(whole(plan, epoch, size)), np.arange(plan.samples))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(shape=shapes(), epoch=st.integers(0, 2), world=st.integers(1, 96), data=st.data())
 def test_every_world_size_gives_the_same_global_batches(
     shape: Shape, epoch: int, world: int, data: st.DataObject
@@ -80,7 +81,7 @@ def test_units_of_one_size_are_one_number_a_shard() -> None:
     np.testing.assert_array_equal(whole(short, 1, 4), whole(spelt, 1, 4))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(plan=plans(), epoch=st.integers(0, 2), size=st.integers(1, 50))
 def test_one_unit_a_shard_changes_nothing(plan: Plan, epoch: int, size: int) -> None:
     again = Plan(
@@ -96,7 +97,7 @@ def test_one_unit_a_shard_changes_nothing(plan: Plan, epoch: int, size: int) -> 
     np.testing.assert_array_equal(whole(again, epoch, size), whole(plan, epoch, size))
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     units=st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=12), min_size=4, max_size=20),
     lanes=st.integers(1, 4),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.pipeline.plan import (
@@ -20,6 +20,7 @@ from penstock.pipeline.plan import (
     with_partners,
 )
 from tests.pipeline.plan.plans import batch_of, order_of_lanes
+from tests.properties import examples
 
 sizes = st.lists(st.integers(1, 20), min_size=1, max_size=12)
 
@@ -75,7 +76,7 @@ def test_partners_are_read_next_to_the_own_samples(
         assert len(slots.rows) - slots.real <= PARTNERS_ELSEWHERE
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     sizes=sizes,
     world=st.integers(1, 7),
@@ -124,14 +125,14 @@ def plainly(position: int, size: int, lanes: int) -> list[int]:
 
 
 @given(size=st.integers(1, 80), lanes=st.integers(1, 24), position=st.integers(0, 200))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_partners_are_the_documented_ones(size: int, lanes: int, position: int) -> None:
     found = partners(np.arange(size), position=position, size=size, lanes=lanes)
     assert found.tolist() == plainly(position, size, lanes)
 
 
 @given(size=st.integers(2, 300), lanes=st.integers(1, 40), position=st.integers(0, 10**15))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_partners_are_neighbours_and_no_sample_is_its_own(
     size: int, lanes: int, position: int
 ) -> None:
@@ -153,7 +154,7 @@ def test_a_batch_of_one_is_mixed_with_itself() -> None:
     lanes=st.integers(1, 40),
     position=st.integers(0, 200),
 )
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_ranks_read_their_slots_and_at_most_two_more(
     size: int, world: int, lanes: int, position: int
 ) -> None:
@@ -172,7 +173,7 @@ def test_ranks_read_their_slots_and_at_most_two_more(
 
 
 @given(lanes=st.integers(1, 12), each=st.integers(2, 9), step=st.integers(0, 50), data=st.data())
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_a_rank_with_whole_lanes_reads_nothing_twice(
     lanes: int, each: int, step: int, data: st.DataObject
 ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import ConfigError, PlanError, ResumeError
@@ -24,6 +24,7 @@ from penstock.pipeline.plan import (
 from penstock.readers import SampleSlots, SampleWeights, checked_weights, sample_weights
 from penstock.readers.mixtures import MixtureStream, WeightChange
 from tests.pipeline.plan.plans import ids_of
+from tests.properties import examples
 from tests.sources import values_of
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def expected(weights: ArrayLike) -> NDArray[np.float64]:
     return counts
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     weights=st.lists(st.one_of(st.just(0.0), st.floats(1e-3, 20)), min_size=1, max_size=120),
     epoch=st.integers(0, 5),
@@ -88,7 +89,7 @@ def test_each_sample_is_delivered_as_often_as_expected(
     assert np.all(occurrences < got[ids])
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     weights=st.lists(st.integers(0, 9), min_size=1, max_size=200).filter(any),
     scale=st.floats(1e-6, 1e6),
@@ -104,7 +105,7 @@ def test_whole_counts_are_exact_in_any_scale(
     np.testing.assert_array_equal(owners, np.repeat(np.arange(len(weights)), weights))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     weights=st.lists(st.one_of(st.just(0.0), st.floats(1e-3, 20)), min_size=1, max_size=200),
     samples=st.integers(1, 500),

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import PlanError
@@ -19,6 +19,7 @@ from penstock.pipeline.cli import MACHINE
 from penstock.pipeline.plan import World
 from penstock.readers.fieldtypes import named_verify
 from tests import warm
+from tests.properties import examples
 from tests.watchdog import PATIENCE_S
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -98,7 +99,7 @@ def test_a_world_checks_itself(arguments, local, message):
         World(*arguments, **local)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(size=st.integers(1, 96), count=st.integers(0, 10_000))
 def test_shares_add_up_and_differ_by_at_most_one(size, count):
     shares = [World(rank, size).share(count) for rank in range(size)]
@@ -106,7 +107,7 @@ def test_shares_add_up_and_differ_by_at_most_one(size, count):
     assert max(shares) - min(shares) <= 1
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(local_size=st.integers(1, 32), cores=st.integers(1, 256))
 def test_threads_of_a_node_fill_its_cores(local_size, cores):
     threads = [

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.pipeline.plan import (
@@ -21,6 +21,7 @@ from penstock.pipeline.plan import (
     default_lanes,
 )
 from tests.pipeline.plan.plans import order_of_lanes
+from tests.properties import examples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -147,7 +148,7 @@ def jobs(draw: st.DrawFn) -> Job:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(job=jobs(), epoch=st.integers(0, 3), data=st.data())
 def test_any_job_through_any_changes(job: Job, epoch: int, data: st.DataObject) -> None:
     lanes = job.settings["lanes"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache.base import Traffic, growth
@@ -27,6 +27,7 @@ from penstock.pipeline.report import (
     diagnose,
 )
 from penstock.readers.formats import DecodedCounts
+from tests.properties import examples
 
 
 def rate(samples_per_s: float, cpu_s_per_1000: float = 1.0) -> Rate:
@@ -368,7 +369,7 @@ def test_a_warm_up_is_left_out() -> None:
 times = st.floats(0, 1e4)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     step_s=times,
     wait_read_s=times,

@@ -7,12 +7,13 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.pipeline.report import ReadProbe, core_speeds, probes
 from penstock.readers import EncodedBatch
 from tests.images import jpeg
+from tests.properties import examples
 
 
 def batch(samples: list[bytes], dims: list[tuple[int, int]]) -> EncodedBatch:
@@ -89,7 +90,7 @@ def test_cores_are_those_that_may_be_used_and_nobody_is_moved() -> None:
 
 
 @given(rates=st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=8))
-@settings(max_examples=20, deadline=None)
+@examples(20)
 def test_speeds_are_shares_of_the_fastest(rates: list[float]) -> None:
     cores = range(len(rates))
     with pytest.MonkeyPatch.context() as patched:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image as Picture
@@ -23,6 +23,7 @@ from penstock.readers.fieldtypes import (
 )
 from tests import images
 from tests.files import npy
+from tests.properties import examples
 from tests.readers.fieldtypes.arrays import encoded, palette, picture
 
 DTYPES = [f"{order}{kind}" for order in "<>" for kind in ("i2", "i8", "u4", "f2", "f8", "c16")]
@@ -102,7 +103,7 @@ def grey_png(classes, bits):
     return b"\x89PNG\r\n\x1a\n" + body
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(mask=masks)
 def test_grey_masks_of_any_depth_are_decoded_unchanged(mask):
     bits, classes = mask
@@ -111,7 +112,7 @@ def test_grey_masks_of_any_depth_are_decoded_unchanged(mask):
     assert np.array_equal(found, classes)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     classes=hnp.arrays(np.uint8, (8, 6)),
     kind=st.sampled_from(["PNG", "TIFF", "BMP"]),

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 from crc32c import crc32c
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as Picture
 from PIL import ImageFile
@@ -31,6 +31,7 @@ from penstock.readers.fieldtypes import (
 )
 from tests import images
 from tests.files import npy
+from tests.properties import examples
 from tests.readers.fieldtypes.arrays import encoded, npy_with, palette, picture
 
 HEIGHT, WIDTH = 24, 32
@@ -283,7 +284,7 @@ HEADS = [
 ]
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     head=st.sampled_from([*HEADS, npy(np.ones((2, 4)))[:90], picture(palette(CLASSES))[:60]]),
     data=st.binary(max_size=80),

@@ -6,12 +6,13 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import ConfigError, DatasetError
 from penstock.readers import Rejection
 from penstock.readers.fieldtypes import InstanceMasks, Segmentations, from_json
+from tests.properties import examples
 from tests.readers.fieldtypes.segmentations import (
     compressed,
     decoded,
@@ -33,7 +34,7 @@ def bits(values, size, rows=None, columns=None):
     return out
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(sample=samples())
 def test_masks_equal_those_of_a_slow_drawer(sample):
     size, values = sample
@@ -176,7 +177,7 @@ def documents(draw):
     return text
 
 
-@settings(max_examples=500)
+@examples(500)
 @given(text=documents())
 def test_any_json_is_read_as_python_reads_it_or_is_refused(text):
     data = np.frombuffer(text.encode(), np.uint8)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.readers import Rejection
 from penstock.readers.fieldtypes import IMAGE_HEAD_BYTES, check_jpeg, sniff
 from tests import images
+from tests.properties import examples
 
 PLAIN = images.jpeg(1, 40, 50, quality=95)
 PROGRESSIVE = images.jpeg(2, 40, 50, progressive=True)
@@ -34,7 +35,7 @@ def test_jpegs_cut_anywhere_are_rejected(data: bytes) -> None:
         assert check(data[:end]) is not None
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(data=st.binary(max_size=300))
 def test_garbage_after_the_magic_never_raises(data: bytes) -> None:
     check(b"\xff\xd8\xff" + data)
@@ -52,7 +53,7 @@ def test_good_images_have_a_codec(name: str, data: bytes) -> None:
     assert sniff(data[:IMAGE_HEAD_BYTES]) == {"jpg": "jpeg", "tif": "tiff"}.get(ending, ending)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(head=st.binary(max_size=IMAGE_HEAD_BYTES))
 def test_any_head_has_a_codec_or_a_reason(head: bytes) -> None:
     found = sniff(head)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import StalledError, Workers
@@ -27,6 +27,7 @@ from penstock.readers.formats import (
     KeptChunks,
     chunk_cache,
 )
+from tests.properties import examples
 from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def window(chunks: int, *, seed: int = 0, first: int = 0) -> list[int]:
 # -- eviction
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     steps=st.lists(
         st.tuples(st.integers(0, 6), st.integers(1, 5), st.integers(0, 40)), max_size=60

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import fsspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import ConfigError, DatasetNotFoundError, FetchError, MissingDependencyError
@@ -15,6 +15,7 @@ from penstock.readers.files import printable, unsafe_reason
 from penstock.readers.formats.folder import list_folder
 from penstock.readers.origin import LocalFolder, Scratch, locate
 from tests.images import write_folder
+from tests.properties import examples
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -159,7 +160,7 @@ def test_a_changed_folder_is_detected_by_its_time(tmp_path: Path) -> None:
     assert origin.changed_directories(before.directories) == [b"b"]
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(name=st.binary(max_size=30))
 def test_printable_names_are_one_line_of_valid_text_and_differ(name: bytes) -> None:
     text = printable(name)

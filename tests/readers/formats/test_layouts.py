@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import ConfigError, DatasetError
@@ -33,6 +33,7 @@ from penstock.readers.formats.folder import (
     with_masks,
 )
 from penstock.readers.origin import Entry, count_left_out
+from tests.properties import examples
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -454,7 +455,7 @@ def test_without_sub_folders_there_are_no_labels() -> None:
 # Shards.
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     sizes=st.lists(st.integers(0, 1000), min_size=1, max_size=60), shard_bytes=st.integers(1, 5000)
 )

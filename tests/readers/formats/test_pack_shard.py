@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from crc32c import crc32c
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import ConfigError
@@ -29,6 +29,7 @@ from penstock.readers.formats.pack import (
     shard_batch,
     write_shard,
 )
+from tests.properties import examples
 from tests.readers.formats.pack_contents import EVERY, content, stored_values
 
 if TYPE_CHECKING:
@@ -523,7 +524,7 @@ def test_a_shard_as_it_was_written_is_read(tmp_path: Path) -> None:
     read(forged(tmp_path / "shard.arrow", lambda _: None))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     changes=st.lists(st.tuples(st.integers(0, 9000), st.integers(0, 255)), min_size=1, max_size=5),
     is_head=st.booleans(),

@@ -14,12 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import ConfigError, CorruptSampleError, DatasetError, PenstockWarning
 from penstock.readers import Dataset
 from penstock.readers.fieldtypes import Array, ClassLabel, Image, Value
+from tests.properties import examples
 from tests.readers.formats.tables import plain
 
 EPOCH = datetime.datetime(1970, 1, 1)
@@ -214,7 +215,7 @@ def check(array: Any, kind: str, *, cut: int) -> None:
             assert found[place] == expected[row], (row, found[place], expected[row])
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(columns(), st.sampled_from(("file", "stream", "lz4", "zstd")), st.integers(0, 6))
 def test_samples_of_arrow_files_equal_pyarrows_values(array: Any, kind: str, cut: int) -> None:
     check(array, kind, cut=cut)
@@ -229,7 +230,7 @@ def _is_written(kind: Any) -> bool:
     return not types.is_run_end_encoded(kind)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(columns().filter(lambda array: _is_written(array.type)), st.integers(0, 6))
 def test_samples_of_parquet_files_equal_pyarrows_values(array: Any, cut: int) -> None:
     parts = [part for part in (array.slice(0, cut), array.slice(cut)) if len(part)]

@@ -15,7 +15,7 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import (
@@ -31,6 +31,7 @@ from penstock.readers.fieldtypes import Array, Image, Text, Value
 from penstock.readers.origin import of_names, place_of
 from tests import images, tars
 from tests.files import quarantine
+from tests.properties import examples
 
 JPEG = images.jpeg(1)
 
@@ -419,7 +420,7 @@ SMALL = tars.archive({"a.jpg": JPEG, "a.cls": b"1", "b.jpg": images.jpeg(2), "b.
 PLACES = st.one_of(st.integers(0, len(SMALL) - 1), st.integers(0, 511), st.integers(1536, 2047))
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(
     flips=st.lists(st.tuples(PLACES, st.integers(0, 255)), min_size=1, max_size=6),
     cut=st.one_of(st.none(), st.integers(0, len(SMALL))),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import ConfigError, DatasetError, PenstockError
@@ -39,6 +39,7 @@ from penstock.readers.origin import Entry
 from tests import images, tars
 from tests.field_sets import column_values
 from tests.files import npy
+from tests.properties import examples
 from tests.readers.fieldtypes.arrays import palette, picture
 
 
@@ -110,7 +111,7 @@ def test_every_extension_is_a_field_of_a_valid_name_or_none(stem, suffix):
         assert is_field_name(found.name) or found == MemberField("", "json")
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     keys=st.lists(
         st.sets(st.sampled_from(sorted(KNOWN)), min_size=1, max_size=5), min_size=1, max_size=6
@@ -376,7 +377,7 @@ def whole(i):
 RICH = tars.archive(whole(1) | whole(2))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     flips=st.lists(
         st.tuples(st.integers(0, len(RICH) - 1), st.integers(0, 255)), min_size=1, max_size=8

@@ -10,11 +10,12 @@ import tarfile
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import DatasetError, PenstockError
 from penstock.readers.formats.tar import EXTENDED_BYTES, TarMember, archive_members
+from tests.properties import examples
 from tests.tars import END, archive, header, padded, special
 
 NAMES = st.one_of(
@@ -28,7 +29,7 @@ def parse(data: bytes) -> list[TarMember]:
     return list(archive_members(lambda at, n: data[at : at + n], len(data), shown="t.tar"))
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     files=st.lists(st.tuples(NAMES, st.binary(max_size=1500)), max_size=6),
     format=st.sampled_from([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT]),
@@ -46,7 +47,7 @@ def test_members_are_those_that_tarfile_reads(files: list[tuple[str, bytes]], fo
 BASE = archive({"a.jpg": b"x" * 700, "a.cls": b"1", "n" * 200 + ".txt": b"long"})
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(
     flips=st.lists(st.tuples(st.integers(0, len(BASE) - 1), st.integers(0, 255)), max_size=8),
     cut=st.integers(0, len(BASE)),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from crc32c import crc32c
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import DatasetNotFoundError
@@ -31,6 +31,7 @@ from penstock.readers.index import (
 from penstock.readers.origin import Entry, LocalFolder, Scratch
 from tests import images
 from tests.images import CountingVerifier
+from tests.properties import examples
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -188,7 +189,7 @@ def test_other_names_are_no_sidecars(name: bytes) -> None:
     assert not is_sidecar_name(name)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(sizes=st.lists(st.integers(0, 40 * 2**20), max_size=700))
 def test_slices_cover_all_in_order_and_are_bounded(sizes: list[int]) -> None:
     slices = list(cut_into_batches(np.array(sizes, np.int64)))

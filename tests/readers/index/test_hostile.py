@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from crc32c import crc32c
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import DatasetError
@@ -23,6 +23,7 @@ from penstock.readers import Dataset, open_index, pack
 from penstock.readers.formats import sidecar_etag
 from penstock.readers.index import COLUMNS, read_manifest, write_manifest
 from tests import images
+from tests.properties import examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -336,7 +337,7 @@ values = st.one_of(
 numbers = st.one_of(st.integers(-(2**63), 2**63 - 1), st.sampled_from([0, -1, 1, 4, 2**24, 2**50]))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(data=st.data())
 def test_any_manifest_gives_samples_or_an_error(
     packed: Path, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
@@ -529,7 +530,7 @@ def test_a_hostile_shard_is_refused(
     is_refused(tmp_path / "pack")
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     changes=st.lists(st.tuples(st.integers(1, 1200), st.integers(0, 255)), min_size=1, max_size=6)
 )

@@ -14,7 +14,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
@@ -36,6 +36,7 @@ from penstock.readers.index import label_correlation, read_manifest, write_manif
 from tests import images
 from tests.files import quarantine
 from tests.images import CountingVerifier
+from tests.properties import examples
 
 
 @pytest.fixture
@@ -200,7 +201,7 @@ def test_an_incomplete_index_of_a_folder_is_rebuilt(
     assert "is rebuilt" in caplog.text
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(place=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
 def test_a_manifest_with_a_flipped_byte_is_refused_or_equal(
     place: float, flip: int, tmp_path_factory: pytest.TempPathFactory
@@ -365,7 +366,7 @@ def test_a_manifest_reads_as_it_was_written(folder: Path, tmp_path: Path) -> Non
 counts = st.lists(st.dictionaries(st.integers(0, 4), st.integers(1, 9), max_size=5), max_size=8)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(shards=counts)
 def test_label_correlation_is_the_formula_on_pairs(shards: list[dict[int, int]]) -> None:
     drawn = [[label for label, n in shard.items() for _ in range(n)] for shard in shards]

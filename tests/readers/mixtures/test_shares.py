@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import PlanError
 from penstock.readers.mixtures import ShareTree, integer_shares
+from tests.properties import examples
 
 WEIGHTS = st.lists(st.floats(1e-9, 1e9), min_size=1, max_size=40)
 FAR = st.integers(0, 10**12)
@@ -22,7 +23,7 @@ def deviation(tree: ShareTree, n: int) -> float:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(weights=WEIGHTS, n=FAR)
 def test_each_position_belongs_to_one_part_and_counts_keep_the_shares(weights, n):
     tree = ShareTree(integer_shares(weights))
@@ -32,7 +33,7 @@ def test_each_position_belongs_to_one_part_and_counts_keep_the_shares(weights, n
     assert deviation(tree, n) < 2
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(weights=WEIGHTS, start=FAR, length=st.integers(1, 500))
 def test_positions_are_located_as_they_are_counted(weights, start, length):
     tree = ShareTree(integer_shares(weights))
@@ -67,7 +68,7 @@ def test_the_order_of_equal_weights_is_the_order_of_parts():
     assert sorted(part.tolist()) == [0, 1, 2, 3]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(seed=st.integers(0, 2**32), lengths=st.lists(st.integers(1, 80), min_size=2, max_size=60))
 def test_what_a_part_lacks_is_carried_over_a_change_of_weights(seed, lengths):
     random = np.random.default_rng(seed)

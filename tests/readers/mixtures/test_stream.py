@@ -6,11 +6,12 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import PlanError
 from penstock.readers.mixtures import MixtureStream, WeightChange, epoch_samples, integer_shares
+from tests.properties import examples
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=8)
 
@@ -43,7 +44,7 @@ def streams(draw, *, is_once=None, unit=1):
     return MixtureStream(sizes, changes, is_once=once, unit=unit)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(stream=streams())
 def test_each_part_is_delivered_in_its_own_order(stream):
     part, index = stream.locate(np.arange(300))
@@ -56,7 +57,7 @@ def test_each_part_is_delivered_in_its_own_order(stream):
         )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(stream=streams(is_once=True), epoch=st.integers(0, 4))
 def test_an_epoch_with_each_sample_once_has_each_sample_once(stream, epoch):
     total = int(stream.sizes.sum())
@@ -76,7 +77,7 @@ def test_shares_of_the_others_are_kept_when_a_part_is_used_up():
     np.testing.assert_allclose(stream.counts(1200), [100, 880, 220], atol=2)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(stream=streams(is_once=False, unit=16))
 def test_a_batch_belongs_to_one_part(stream):
     part, index = stream.locate(np.arange(16 * 30))
@@ -86,7 +87,7 @@ def test_a_batch_belongs_to_one_part(stream):
         np.testing.assert_array_equal(own, np.arange(len(own)))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(sizes=SIZES, seed=st.integers(0, 2**32), rule=st.sampled_from(["first", "all"]))
 def test_an_epoch_ends_when_its_rule_is_met(sizes, seed, rule):
     array = np.array(sizes, np.int64)

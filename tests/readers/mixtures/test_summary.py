@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import DataLoader, Dataset, mix
 from penstock.errors import ConfigError
+from tests.properties import examples
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +27,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Dataset]:
     return {name: Dataset(folder / f"{name}.npy") for name in SIZES}
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     weights=st.lists(st.floats(0.01, 1), min_size=3, max_size=3),
     epoch=st.integers(0, 3),

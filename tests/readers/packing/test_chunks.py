@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.readers import Dataset, pack
 from penstock.readers.packing import plan_samples
 from penstock.testing import sample_values
+from tests.properties import examples
 from tests.readers.formats import blocks
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def test_rows_of_a_damaged_chunk_are_quarantined_by_name(tmp_path: Path) -> None
     assert '"row 40"' in lines
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     units=st.lists(st.lists(st.integers(1, 9), max_size=6), min_size=1, max_size=5).filter(
         lambda units: any(map(len, units))

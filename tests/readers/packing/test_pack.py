@@ -14,7 +14,7 @@ import fsspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import (
@@ -31,6 +31,7 @@ from penstock.readers.formats.folder import FolderFormat
 from penstock.readers.packing import cut_evenly, plan_samples, shuffled
 from tests import images
 from tests.files import files_below
+from tests.properties import examples
 from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -443,7 +444,7 @@ def test_a_full_disk_is_a_clean_error_and_the_pack_resumes_later(
 sizes_of_samples = st.lists(st.integers(0, 500), min_size=1, max_size=80)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(sizes=sizes_of_samples, shard_bytes=st.integers(1, 3000), seed=st.integers(0, 2**70))
 def test_a_plan_holds_each_sample_once_in_shards_of_about_the_size(
     sizes: list[int], shard_bytes: int, seed: int

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.augment import Map
@@ -27,6 +27,7 @@ from penstock.readers.fieldtypes import (
 )
 from tests.pipeline.feed.mapping import functions
 from tests.pipeline.feed.mapping.batches import batch_of, mapped, mapper, values_of
+from tests.properties import examples
 
 IDS = st.lists(st.integers(0, 10**9), min_size=0, max_size=12)
 
@@ -202,7 +203,7 @@ class TestResults:
 class TestBadSamples:
     @pytest.mark.parametrize("batched", [False, True])
     @given(ids=IDS, known=st.sets(st.integers(0, 11)))
-    @settings(max_examples=20, deadline=None)
+    @examples(20)
     def test_the_others_of_a_batch_come(
         self, batched: bool, ids: list[int], known: set[int]
     ) -> None:
@@ -226,7 +227,7 @@ class TestBadSamples:
 
 class TestRandomNumbers:
     @given(ids=IDS, epoch=st.integers(0, 99), seed=st.integers(0, 2**70), data=st.data())
-    @settings(max_examples=25, deadline=None)
+    @examples(25)
     def test_they_are_a_sample_s_own(
         self, ids: list[int], epoch: int, seed: int, data: st.DataObject
     ) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -25,6 +25,7 @@ from penstock.augment import (
 from penstock.pipeline.feed import ResidentImages
 from penstock.readers import Dataset, ImageRange
 from tests.conftest import SAMPLES
+from tests.properties import examples
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,7 +60,7 @@ def resident_images(path: Path, max_bytes: int) -> ResidentImages:
 
 
 class TestResidentImages:
-    @settings(max_examples=15, deadline=None)
+    @examples(15)
     @given(
         batches=st.lists(
             st.lists(st.integers(0, SAMPLES - 1), max_size=12), min_size=1, max_size=6

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.augment import check_recipe
@@ -25,6 +25,7 @@ from penstock.pipeline.feed import (
 from penstock.pipeline.plan import BatchSchedule, Cursor, Plan, PlanSettings, Walk
 from penstock.readers import Dataset, ImageRange
 from tests.pipeline.plan.plans import batch_of
+from tests.properties import examples
 from tests.servers import serving
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class TestRoom:
             assert loader.statistics().resident_bytes > 0
         assert "resident: " in caplog.text
 
-    @settings(max_examples=20, deadline=None)
+    @examples(20)
     @given(most=st.integers(0, 10**7), channels=st.sampled_from([1, 3]))
     def test_decoded_bytes_are_counted_as_far_as_they_matter(
         self, pack: Path, most: int, channels: int
@@ -140,7 +141,7 @@ class TestRoom:
             )
             assert got == wanted
 
-    @settings(max_examples=25, deadline=None)
+    @examples(25)
     @given(
         sizes=st.lists(st.integers(1, 15), min_size=1, max_size=9),
         lanes=st.sampled_from([1, 2, 3, 4, 6]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.pipeline.plan import Plan, default_lanes, readers_of
@@ -18,6 +18,7 @@ from penstock.pipeline.plan.sizing import (
     small_cache_warning,
 )
 from tests.pipeline.plan.sizing.setups import setup
+from tests.properties import examples
 
 # The table of docs/explanation/order.md, walked: by shards, then by nodes of 8 GPUs with 32
 # samples each.
@@ -35,7 +36,7 @@ def test_readers_are_those_that_were_walked(shards: int) -> None:
         assert found == pytest.approx(readers, rel=0.02)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     shards=st.integers(16, 400),
     nodes=st.sampled_from([1, 2, 4, 8]),

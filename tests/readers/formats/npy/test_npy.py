@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import sliding_window_view
 
@@ -16,6 +16,7 @@ from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
 from penstock.readers import Dataset
 from penstock.readers.fieldtypes import Array, ClassLabel, Value
 from penstock.readers.formats.npy import npy_format
+from tests.properties import examples
 from tests.readers.formats.npy.arrays import check_rows, dense, shuffled
 
 if TYPE_CHECKING:
@@ -119,9 +120,7 @@ def windows(array: Any, window: tuple[int, ...], stride: tuple[int, ...]) -> Any
 
 
 @pytest.mark.usefixtures("small_parts")
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_windows(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     shape = data.draw(st.tuples(*[st.integers(1, 9)] * data.draw(st.integers(1, 3))))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 import threading
 import warnings
 import weakref
@@ -18,9 +19,10 @@ from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.multiprocessing
 import torch.utils.data
 
-from penstock.cache import PenstockError, WorkerError, describe_exit
+from penstock.cache import ConfigError, PenstockError, WorkerError, describe_exit
 from penstock.pipeline.torch_data.image_split import SplitCollate
 from penstock.pipeline.torch_data.owner_states import description_of
 from penstock.pipeline.torch_data.torch_sources import IterableSource, MapSource, start_worker
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 _END_S = 5.0  # to wait for a process that was terminated, or whose connection broke
 _MOST_NAMED = 64
+_MOST_BYTES = 107 - len("/pymp-12345678/listener-12345678")  # a socket's path; Python's names
 _MEMORY = (
     "The machine may be short of memory (see `dmesg`): use fewer workers or smaller batches. "
     "Otherwise read those samples alone, with num_workers=0."
@@ -140,6 +143,8 @@ def make_loader(order: PassOrder, mark: Mark, *, previous: Any) -> TorchLoader:
     """Make torch's loader for a pass from a mark on. previous: the source of the pass before, or
     None."""
     options, generator = order.options, order.options.generator
+    if options.num_workers:
+        _check_temporary_folder()
     source = _make_source(order, mark, previous=previous)
     arguments = options.worker_arguments()
     arguments["worker_init_fn"] = partial(start_worker, options.worker_init_fn, mark.base_seed)
@@ -160,6 +165,19 @@ def make_loader(order: PassOrder, mark: Mark, *, previous: Any) -> TorchLoader:
             **arguments,
         )
     return TorchLoader(loader, source, requests)
+
+
+def _check_temporary_folder() -> None:
+    """Raise ConfigError if workers couldn't send tensors: torch would wait for them without end."""
+    folder = tempfile.gettempdir()
+    length = len(os.fsencode(folder))
+    sharing: Any = torch.multiprocessing
+    if length > _MOST_BYTES and sharing.get_sharing_strategy() == "file_descriptor":
+        raise ConfigError(
+            f"num_workers: torch's workers send tensors through sockets in {folder}, whose path "
+            f"has {length} bytes; sockets allow {_MOST_BYTES}. Set TMPDIR to a shorter path, such "
+            'as /tmp, or call torch.multiprocessing.set_sharing_strategy("file_system") first.'
+        )
 
 
 def _make_source(order: PassOrder, mark: Mark, *, previous: Any) -> Any:

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import errno
 import json
+import tempfile
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,9 @@ from penstock.cache import (
 from penstock.pipeline import DataLoader, World
 from penstock.pipeline.torch_data import is_sample_fault
 from tests.torch_datasets import Streams, same
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sample .* is bad")
 
@@ -65,8 +69,11 @@ class Pictures(Holed):
 
 
 @pytest.fixture(autouse=True)
-def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def own_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # Not tmp_path, which may be too long for the sockets of torch's workers.
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setattr("tempfile.tempdir", folder)
+        yield
 
 
 def make(dataset: Any = None, **options: Any) -> DataLoader:

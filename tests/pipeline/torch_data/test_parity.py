@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch.utils.data
 
+from penstock.cache import ConfigError
 from penstock.pipeline import DataLoader
 from tests.torch_datasets import (
     Batched,
@@ -20,6 +22,9 @@ from tests.torch_datasets import (
     Streams,
     same,
 )
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 Torch = torch.utils.data.DataLoader
 
@@ -289,3 +294,18 @@ def test_attributes_are_honest() -> None:
 def test_a_stateful_sampler_continues() -> None:
     reference, ours = both(lambda loader: loader(Squares(9), sampler=CountingSampler(9)))
     assert same(reference, ours)
+
+
+def test_a_temporary_folder_with_a_long_path_is_refused_before_workers_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(tmp_path / ("long" * 30))
+    os.mkdir(folder)
+    monkeypatch.setattr("tempfile.tempdir", folder)
+    with (
+        DataLoader(Squares(4), batch_size=2, num_workers=1) as loader,
+        pytest.raises(ConfigError, match=r"TMPDIR to a shorter path"),
+    ):
+        next(iter(loader))
+    with DataLoader(Squares(4), batch_size=2) as loader:
+        assert len(list(loader)) == 2

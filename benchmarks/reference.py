@@ -154,7 +154,8 @@ def metrics() -> str:
         "name in Prometheus and in TensorBoard.*",
         "",
         "`loader.statistics()` returns a snapshot of these fields, of this rank, since the loader "
-        "was built. `serve_metrics` publishes them to Prometheus with the labels `rank` and "
+        "was built (counts of the store, the cache and chunks: since this process opened the "
+        "dataset). `serve_metrics` publishes them to Prometheus with the labels `rank` and "
         "`dataset`, and `log_tensorboard` writes them as the scalars `penstock/FIELD`; both are in "
         "`penstock.pipeline.report`, with the extra `metrics`. Numbers that only grow end with "
         "`_total` in Prometheus.",

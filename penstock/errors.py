@@ -1,8 +1,8 @@
 """The errors that Penstock raises, and its one class of warnings.
 
 `except penstock.errors.PenstockError` catches all of them. Each is also the builtin error that its
-line names, so `except FileNotFoundError` works too. The tree, and what each error carries, stands
-in `penstock.cache.errors`.
+line names, so `except FileNotFoundError` works too. `penstock.cache.errors` draws the tree, and
+says what each error carries.
 """
 
 from __future__ import annotations

@@ -263,6 +263,12 @@ class CheckedRecipe:
         return self.form == "fixed"
 
     @property
+    def draws_alone(self) -> bool:
+        """True if the draws of a sample depend on no other sample of its batch."""
+        is_shared = any(isinstance(op, GeometricOperation) and op.per == "batch" for op in self.ops)
+        return self.is_fixed and not (is_shared or self.views or self.needs_boxes)
+
+    @property
     def has_canvas(self) -> bool:
         """True if images of other sizes are put on the canvas of their batch."""
         return self.sizes.fixed is None or self.pad is not None

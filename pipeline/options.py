@@ -193,11 +193,8 @@ def check_by_tokens(
     batch_size: object, global_batch_size: GlobalBatch | None, *, pad: Literal["mask"] | None
 ) -> None:
     """Raise ConfigError for arguments that set batch sizes otherwise than batch_tokens=."""
-    for name, given in (
-        ("batch_size", None if batch_size in (1, None) else batch_size),
-        ("global_batch_size", global_batch_size),
-        ("pad", pad),
-    ):
+    passed = {"batch_size": None if batch_size == 1 else batch_size, "pad": pad}
+    for name, given in (passed | {"global_batch_size": global_batch_size}).items():
         if given is not None:
             raise ConfigError(
                 f"Got batch_tokens= and {name}={given!r}: a batch has as many samples as its "

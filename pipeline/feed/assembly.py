@@ -327,12 +327,9 @@ def _watch_chunks(
     if settings.shuffle and contents.units is not None:
         units = open_units(contents, lanes=settings.lanes, window=settings.window)
         if (own := settings.mixture) is not None and contents.mixture is not None:
-            parts = zip(contents.mixture.parts, own.lanes, own.windows, strict=True)
-            units = sum(
-                open_units(part, lanes=n, window=w)
-                for part, n, w in parts
-                if part.units is not None
-            )
+            each = [*zip(contents.mixture.parts, own.lanes, own.windows, strict=True)]
+            chunked = [(part, n, w) for part, n, w in each if part.units is not None]
+            units = sum(open_units(part, lanes=n, window=w) for part, n, w in chunked)
         mixed = shards_of_a_rank(units, lanes=settings.lanes, ranks=world.size)
         needed *= mixed * live_share(rows)
         mine *= min(1.0, settings.lanes / world.size)  # this rank's rows of a lane
@@ -341,34 +338,25 @@ def _watch_chunks(
     memory = sum(store.max_bytes for store in stores)
     files = sum(store.file_room_bytes() for store in stores) if needed > memory else 0
     if needed:
-        _log_chunk_memory(source.url, units=mixed, needed=needed, memory=memory, files=files)
+        from penstock.cache.base import format_size  # needed for chunks only
 
-    def facts() -> ChunkFacts:
-        counts = summed(store.counts() for store in stores)
-        return ChunkFacts(
-            counts=counts, open_chunks=mixed, window=settings.window, file_bytes=files
+        is_short = needed > memory + files
+        remedy = (
+            ", so some are decoded repeatedly. Give Dataset(decoded_bytes=…), a cache=DiskCache(…) "
+            "with more room, or order=Order(window=…)."
+        )
+        _log.log(
+            logging.WARNING if is_short else logging.INFO,
+            "%s: this rank's windows mix %s decode units, which take about %s decoded; memory "
+            "keeps up to %s, and the cache folder up to %s%s",
+            source.url,
+            f"{mixed:,.0f}",
+            *map(format_size, (needed, memory, files)),
+            remedy if is_short else "",
         )
 
+    def facts() -> ChunkFacts:
+        counts, window = summed(store.counts() for store in stores), settings.window
+        return ChunkFacts(counts=counts, open_chunks=mixed, window=window, file_bytes=files)
+
     return facts
-
-
-def _log_chunk_memory(url: str, *, units: float, needed: float, memory: int, files: int) -> None:
-    """Log the memory that the windows need, and the room for it."""
-    from penstock.cache.base import format_size  # needed for chunks only
-
-    is_short = needed > memory + files
-    remedy = (
-        ", so some are decoded repeatedly. Give Dataset(decoded_bytes=…), a cache=DiskCache(…) "
-        "with more room, or order=Order(window=…)."
-    )
-    _log.log(
-        logging.WARNING if is_short else logging.INFO,
-        "%s: this rank's windows mix %s decode units, which take about %s decoded; memory keeps "
-        "up to %s, and the cache folder up to %s%s",
-        url,
-        f"{units:,.0f}",
-        format_size(needed),
-        format_size(memory),
-        format_size(files),
-        remedy if is_short else "",
-    )

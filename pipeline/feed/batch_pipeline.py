@@ -119,6 +119,8 @@ class BatchPipeline:
         """Read the batches of some steps at once, as `read` does, and draw their random numbers."""
         began, began_s = time.thread_time(), time.perf_counter()
         batches = self.read(steps)
+        if len(batches) > 1 and self.images is not None:
+            self.images.draw_together(batches)
         for batch in batches:
             if batch.output is None:
                 self.draw(batch)
@@ -153,7 +155,9 @@ class BatchPipeline:
         The numbers are pure functions of the seed, the epoch and the sample's id.
         """
         if self.images is not None:
-            batch.draws, batch.content = self.images.draw(batch.content, batch.delivery, batch.key)
+            if not batch.draws:  # otherwise by `draw_together`
+                draws, batch.content = self.images.draw(batch.content, batch.delivery, batch.key)
+                batch.draws = draws
             batch.mix = self.images.mix(batch)
         self._change_columns(batch)
 

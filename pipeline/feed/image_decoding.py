@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from penstock.augment import (
     soft_targets,
 )
 from penstock.cache import ConfigError
+from penstock.pipeline.plan import SlotSamples
 from penstock.readers import ANY_SIZE, PART
 from penstock.readers.fieldtypes import (
     MASK,
@@ -37,6 +39,7 @@ from penstock.readers.fieldtypes import (
     EncodedColumn,
     ListColumn,
     interleaved,
+    joined_batches,
 )
 
 if TYPE_CHECKING:
@@ -118,6 +121,20 @@ class ImageDecoding:
             if not isinstance(column, ListColumn | EncodedColumn):
                 self.units.add(name, follower.type, column.values)
         return draws, content.with_columns(recipes.follow(moves, content.columns))
+
+    def draw_together(self, batches: Sequence[Batch]) -> None:
+        """Draw the numbers of several batches at once, unless a sample's depend on other samples,
+        or fields follow images."""
+        recipes, contents = self.recipes, [batch.content for batch in batches]
+        follows = recipes.followers or any(name.endswith((SIZE, MASK)) for name in recipes.fields)
+        if follows or not all(recipe.draws_alone for recipe in recipes.images.values()):
+            return
+        slots = SlotSamples.end_to_end([batch.slots.samples for batch in batches])
+        key, bounds = batches[0].key, [0, *accumulate(map(len, contents))]
+        draws, _ = self.draw(joined_batches(contents), slots.delivery(key[0]), key)
+        for batch, (a, b) in zip(batches, pairwise(bounds), strict=True):
+            parts = draws.items()
+            batch.draws = {name: {k: v[a:b] for k, v in each.items()} for name, each in parts}
 
     @property
     def has_joint_size(self) -> bool:
@@ -230,6 +247,9 @@ class PartDecoding:
             moved.append(after)
             places.append(rows)
         return draws, interleaved(moved, places) if self._has_followers else content
+
+    def draw_together(self, batches: Sequence[Batch]) -> None:
+        """Draw nothing, as the samples of a batch are divided by recipe."""
 
     def mix(self, batch: Batch) -> Mix | None:
         """Draw how each sample is mixed, and with which partner, which is of the same part."""

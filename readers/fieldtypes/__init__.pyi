@@ -16,7 +16,8 @@ from .columns import DenseColumn as DenseColumn
 from .columns import EncodedColumn as EncodedColumn, ListColumn as ListColumn
 from .columns import PartLoads as PartLoads
 from .columns import RaggedColumn as RaggedColumn, SampleBatch as SampleBatch, cropped as cropped
-from .columns import interleaved as interleaved, joined_columns as joined_columns
+from .columns import interleaved as interleaved, joined_batches as joined_batches
+from .columns import joined_columns as joined_columns
 from .columns import patched_column as patched_column, put_parts as put_parts
 from .examine import check_related as check_related, check_files as check_files
 from .examine import ValueChecks as ValueChecks, examine as examine

@@ -55,7 +55,7 @@ class SizingOptions:
         0, the default, if the GPU decodes.
     peers: Nodes request from each other's caches before the store.
     tls: With --peers: --no-tls turns encryption off on a private network.
-    moved: Assume full caches, in which other nodes hold this share of what a node reads: 0 after
+    moved: Assume filled caches; other nodes hold this share of what a node reads: 0 after
         `penstock warm`, 1/N after adding one of N nodes, 0.5 after halving their number, 1 - 1/N
         for nodes in a new order. By default the caches are empty.
     reshuffle: The loader's reshuffle: share of the shards that change lanes in each epoch.

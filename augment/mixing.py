@@ -19,7 +19,7 @@ import numpy as np
 
 from penstock.augment import argument_checks as arg
 from penstock.augment.argument_checks import argument
-from penstock.augment.draw_keys import Uniform, draw_base
+from penstock.augment.draw_keys import Bools, Floats, Ints, Uniform, draw_base
 from penstock.augment.operation import DType, ImageShape, Operation, Stage, operation
 from penstock.cache import ConfigError, RecipeError
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from penstock.augment.draw_keys import Bools, Floats, Ints
     from penstock.augment.recipe import CheckedRecipe
 
 MIX_DRAWS = 5

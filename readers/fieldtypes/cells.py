@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.readers.fieldtypes.array_forms import ArrayForm, fits
+from penstock.readers.fieldtypes.array_forms import ArrayForm, Known, fits
 from penstock.readers.types import Encoded, Rejection, accepted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
-
-    from penstock.readers.fieldtypes.array_forms import Known
 
     Check = Callable[[NDArray[Any]], Rejection | None]
 

@@ -14,19 +14,18 @@ from penstock.cache import ConfigError
 from penstock.readers.fieldtypes.array_forms import (
     AUTO_DTYPE,
     ArrayForm,
+    Known,
     advice,
     is_shape,
     unfit_numbers,
     widened,
 )
-from penstock.readers.fieldtypes.field_type import FieldType, check_dtype, frozen_type
+from penstock.readers.fieldtypes.field_type import FieldType, Sizes, check_dtype, frozen_type
 from penstock.readers.types import CODECS, Facts, Rejection
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.readers.fieldtypes.array_forms import Known
-    from penstock.readers.fieldtypes.field_type import Sizes
 
 _MAX_NAMES, _MAX_NAME_LENGTH, _NAMES_SHOWN = 2**24, 4096, 5
 _INT64 = np.dtype(np.int64)

@@ -20,7 +20,7 @@ from penstock.cache.base import Segment
 from penstock.readers.files import printable
 from penstock.readers.formats.shard_summary import MAX_SHARD_BYTES, FieldSummary, ShardSummary, Sums
 from penstock.readers.origin import Entry
-from penstock.readers.types import offsets_of
+from penstock.readers.types import Ints, offsets_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from penstock.readers.fieldtypes import Schema
-    from penstock.readers.types import Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -17,7 +17,7 @@ import re
 from collections import Counter
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.cache import ConfigError, MissingDependencyError
@@ -26,7 +26,6 @@ from penstock.readers.formats.format import Format
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from importlib.metadata import EntryPoint
 
     from penstock.readers.origin import Origin
 

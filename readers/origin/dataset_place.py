@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from penstock.cache import ConfigError, redact
 from penstock.readers.files import INDEX_SUFFIX
 from penstock.readers.origin.file_selection import (
+    FileSelection,
     is_file_name,
     is_pattern,
     is_tar_name,
@@ -22,9 +22,6 @@ from penstock.readers.origin.file_selection import (
     one_file,
 )
 from penstock.readers.origin.origin import SCHEME, OneUrl, Url, check_url, local_path, status_of
-
-if TYPE_CHECKING:
-    from penstock.readers.origin.file_selection import FileSelection
 
 _SUFFIX = os.fsdecode(INDEX_SUFFIX)
 

@@ -18,10 +18,11 @@ from crc32c import crc32c
 from penstock.readers.byte_source import SourceSpans
 from penstock.readers.files import OWN_FOLDER, LazyColumn, printable
 from penstock.readers.formats.format import Format, ShardEntry
-from penstock.readers.formats.open_shard import OpenShard, StridedRows
+from penstock.readers.formats.open_shard import OpenShard, Places, RowRequest, RowsOut, StridedRows
 from penstock.readers.formats.pack.pack_columns import (
     REMEDY,
     PackColumns,
+    PackField,
     fetch_columns,
     shard_errors,
 )
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.formats.open_shard import Places, RowRequest, RowsOut
-    from penstock.readers.formats.pack.pack_columns import PackField
     from penstock.readers.formats.sidecar import ShardPlace, Sidecar
     from penstock.readers.origin import Origin, RemoteFolder
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from penstock.readers.formats.tables.column_fields import BINARY, TEXT, Tensor, is_listed
 from penstock.readers.formats.unit_reader import UnitValues
-from penstock.readers.types import offsets_of
+from penstock.readers.types import Encoded, Ints, offsets_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import ArrayForm, FieldType
-    from penstock.readers.types import Encoded, Ints
 
     Bools = NDArray[np.bool_]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.augment.draw_keys import Bools, Ints
     from penstock.augment.field_operations import ColumnOperation, SanitizeBoxes
     from penstock.augment.geometric_operations import FixedCrop
     from penstock.augment.image_moves import ImageMoves
     from penstock.augment.recipe import CheckedRecipe
     from penstock.readers.fieldtypes import Column, FieldType, SampleBatch
+    from penstock.readers.types import Bools, Ints, Numbers
 
     _Keys = tuple[int | Ints, Ints | None]
     """Epochs and occurrences of samples, as in `draw_base`."""
@@ -74,7 +74,7 @@ class FieldRecipes:
 
     def boxes_of(
         self, image: str, columns: Mapping[str, Column], dims: NDArray[np.int32]
-    ) -> tuple[NDArray[Any], Ints]:
+    ) -> tuple[Numbers, Ints]:
         """Return the boxes of the images of a field as x1, y1, x2, y2 in pixels, (k, 4), and the
         row of each one's image. dims: heights and widths of the images, (n, 2)."""
         found = [

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.augment.operation import ImageOperation, ImageShape
+    from penstock.readers.types import Floats, Numbers
 
     Nodes = dict[str, Any]
 
@@ -190,7 +191,7 @@ def foreign_node(
     return lambda *given: uint8(fn.reshape(call(*given), shape=list(size), layout="HWC"))
 
 
-def as_input(values: NDArray[Any]) -> NDArray[Any]:
+def as_input(values: Numbers) -> Numbers:
     """Return drawn values as an input of a graph: float32, bool or int32, C-contiguous."""
     kinds: dict[str, Any] = {"f": np.float32, "b": np.bool_}
     return np.ascontiguousarray(values, kinds.get(values.dtype.kind, np.int32))
@@ -246,9 +247,7 @@ def planes_like(
     return like
 
 
-def _norm(
-    channels: int, scaling: tuple[Sequence[float], Sequence[float]] | None
-) -> NDArray[np.float64]:
+def _norm(channels: int, scaling: tuple[Sequence[float], Sequence[float]] | None) -> Floats:
     """Return the factor and the summand that normalise each channel of pixels, 0..255."""
     if scaling is None:
         return np.array([[1.0, 0.0]] * channels)

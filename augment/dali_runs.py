@@ -27,9 +27,8 @@ from penstock.cache.base import refuse_shortage
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from penstock.readers import Encoded
+    from penstock.readers.types import Numbers
 
 
 class _LazyModule:
@@ -135,7 +134,7 @@ class EncodedPipeline:
     def schedule(
         self,
         samples: Sequence[Encoded],
-        arguments: Mapping[str, NDArray[Any] | list[NDArray[Any]]] | None = None,
+        arguments: Mapping[str, Numbers | list[Numbers]] | None = None,
     ) -> tuple[Any, ...]:
         """Start one run. arguments: other inputs by name, one row per sample, or a list of arrays.
         Returns objects that must stay alive until the run is taken."""
@@ -152,7 +151,7 @@ class EncodedPipeline:
         self._pipe.schedule_run()
         return (views, *inputs.values())
 
-    def _argument(self, values: NDArray[Any] | list[NDArray[Any]]) -> Any:
+    def _argument(self, values: Numbers | list[Numbers]) -> Any:
         if not isinstance(values, list):
             return self._tensors(values)
         tensor = load_dali().tensors.TensorCPU
@@ -174,7 +173,7 @@ class EncodedPipeline:
         return found
 
     def run(
-        self, samples: Sequence[Encoded], arguments: Mapping[str, NDArray[Any]] | None = None
+        self, samples: Sequence[Encoded], arguments: Mapping[str, Numbers] | None = None
     ) -> Any:
         """Return the output of these samples. Raises DALI's RuntimeError."""
         held = self.schedule(samples, arguments)

@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    Bools = NDArray[np.bool_]
-    Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
+    from penstock.readers.types import Floats, Ints
+
 
 _OCCURRENCE = 0x6F63637572  # keeps these hashes apart from places of operations, times 2^32
 _OF_USER = 0x6B657965645F75  # keeps `keyed_uniform` apart from the draws of recipes
@@ -34,11 +33,11 @@ _OF_USER = 0x6B657965645F75  # keeps `keyed_uniform` apart from the draws of rec
 
 def draw_base(
     seed: int,
-    epoch: int | NDArray[np.int64],
-    ids: NDArray[np.int64],
+    epoch: int | Ints,
+    ids: Ints,
     *,
     salt: int | NDArray[np.uint64] = 0,
-    occurrences: NDArray[np.int64] | None = None,
+    occurrences: Ints | None = None,
 ) -> NDArray[np.uint64]:
     """Return the keys of all draws of samples, uint64, shape (n,). No other function computes them.
 

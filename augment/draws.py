@@ -24,10 +24,10 @@ from penstock.augment.image_moves import BoxedCropMove, CropMove, FlipMove, Imag
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.augment.draw_keys import Bools, Floats, Ints
     from penstock.augment.image_moves import ImageMove
     from penstock.augment.operation import GeometricOperation
     from penstock.augment.recipe import CheckedRecipe, GeometryStage, PlacedWindow
+    from penstock.readers.types import Bools, Floats, Ints, Numbers
 
 # Bilinear sampling reads 2 pixels a side: shrinking by more than that skips some.
 UNFILTERED_SHRINK = 2
@@ -39,7 +39,7 @@ _SPARE_PX = 2
 FLIPS = ("upend", "mirror")
 """The inputs that flip the results of the geometry stages, by axis."""
 
-Draws = dict[str, "NDArray[Any]"]
+Draws = dict[str, "Numbers"]
 """Argument inputs of the graph, by name: one C-contiguous row per sample.
 
 start, shape: window to decode, (y, x) and (height, width), int32, (n, 2), inside the upright image.
@@ -90,14 +90,14 @@ class _View:
 def draw_with_moves(
     recipe: CheckedRecipe,
     *,
-    ids: NDArray[np.int64],
+    ids: Ints,
     dims: NDArray[np.int32],
     seed: int,
-    epoch: int | NDArray[np.int64],
-    occurrences: NDArray[np.int64] | None = None,
+    epoch: int | Ints,
+    occurrences: Ints | None = None,
     batch: tuple[int, int] = (0, 0),
-    missing: NDArray[np.bool_] | None = None,
-    boxes: tuple[NDArray[Any], Ints] | None = None,
+    missing: Bools | None = None,
+    boxes: tuple[Numbers, Ints] | None = None,
 ) -> tuple[Draws, ImageMoves]:
     """Return the graph's argument inputs for one batch, and the moves of the images' masks, boxes
     and points by the same numbers; a pure function of each sample, and of `batch`.
@@ -238,7 +238,7 @@ class _Keys:
 class _Moves(list["ImageMove"]):
     """The moves so far. boxes: of the stored images, with the row of each one's image, or None."""
 
-    def __init__(self, images: Ints, boxes: tuple[NDArray[Any], Ints] | None) -> None:
+    def __init__(self, images: Ints, boxes: tuple[Numbers, Ints] | None) -> None:
         super().__init__()
         self._images, self.boxes = images, boxes
 
@@ -297,6 +297,6 @@ def _reach(
     return first, end - first
 
 
-def _rows(values: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
+def _rows(values: Numbers, dtype: type[np.generic]) -> Numbers:
     """Return (2, n) values as an input of the graph, (n, 2)."""
     return np.ascontiguousarray(values.T, dtype)

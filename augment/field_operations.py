@@ -29,6 +29,7 @@ from penstock.readers.fieldtypes import (
     PRESENT,
     DenseColumn,
     FieldType,
+    FieldTypes,
     InstanceMasks,
     RaggedColumn,
     Schema,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import SampleBatch
+    from penstock.readers.types import Bools, Ints, Numbers
 
     Names = Callable[[list[int]], list[str]]
 
@@ -90,7 +92,7 @@ class Map(Operation):
     fn: Callable[..., Any] = argument(arg.function)
     fields: str | Sequence[str] | None = argument(arg.field_names, default=None)
     _: KW_ONLY
-    returns: Mapping[str, FieldType] | None = argument(_map_returns, default=None, hash=False)
+    returns: FieldTypes | None = argument(_map_returns, default=None, hash=False)
     batched: bool = argument(arg.boolean, default=False)
     processes: int = argument(arg.whole_number(0, MAX_PROCESSES), default=0)
 
@@ -122,8 +124,8 @@ class PlacedMap:
 
     op: Map
     index: int
-    takes: Mapping[str, FieldType]
-    returns: Mapping[str, FieldType]
+    takes: FieldTypes
+    returns: FieldTypes
 
 
 IsEarly = Callable[[Any, str | None], bool]
@@ -261,7 +263,7 @@ class ColumnOperation(FieldOperation, metaclass=ABCMeta):
         return name in self.changes
 
     @abstractmethod
-    def check_types(self, selected: Mapping[str, FieldType], /) -> None:
+    def check_types(self, selected: FieldTypes, /) -> None:
         """Raise RecipeError for fields of other types than it needs."""
 
     @abstractmethod
@@ -363,14 +365,14 @@ class Pad(OneColumnOperation):
             )
         return height, width
 
-    def canvas(self, most: NDArray[np.int64]) -> tuple[int, int]:
+    def canvas(self, most: Ints) -> tuple[int, int]:
         """Return the height and width of a batch's images, without `to`. most: the largest
         ones."""
         step = self.to_multiple or 1
         height, width = (-(-most // step) * step).tolist()
         return height, width
 
-    def check_types(self, selected: Mapping[str, FieldType]) -> None:
+    def check_types(self, selected: FieldTypes) -> None:
         """Raise RecipeError unless it is for images, or samples of the field differ in length."""
         images = [name for name, type in selected.items() if type.is_image]
         if self.field is None and not images:
@@ -461,7 +463,7 @@ class Unpack(OneColumnOperation):
         """Its field."""
         return (self.field,)
 
-    def check_types(self, selected: Mapping[str, FieldType]) -> None:
+    def check_types(self, selected: FieldTypes) -> None:
         """Raise RecipeError unless both fields are sequences of the same length."""
         types = [selected[self.field], selected.get(self.by)]
         forms = [None if each is None else each.form for each in types]
@@ -524,7 +526,7 @@ class PackTokens(ColumnOperation):
         """Its fields."""
         return (self.fields,) if isinstance(self.fields, str) else tuple(self.fields)
 
-    def check_types(self, selected: Mapping[str, FieldType]) -> None:
+    def check_types(self, selected: FieldTypes) -> None:
         """Raise RecipeError unless all fields are lists of numbers that differ in length."""
         for name in self.changes:
             form = selected[name].form
@@ -560,7 +562,7 @@ class PackTokens(ColumnOperation):
         packed[POSITION] = _filled(shape, to, position, 0)
         return packed
 
-    def _lengths(self, content: SampleBatch, names: Names) -> NDArray[np.int64]:
+    def _lengths(self, content: SampleBatch, names: Names) -> Ints:
         """Return the tokens of each sample, int64, shape (n,)."""
         first, *others = self.changes
         found = {name: np.diff(content.columns[name].offsets) for name in self.changes}  # type: ignore[union-attr]
@@ -583,9 +585,7 @@ class PackTokens(ColumnOperation):
         return lengths
 
 
-def _filled(
-    shape: tuple[int, int], places: NDArray[np.int64], values: NDArray[Any], fill: Any
-) -> DenseColumn:
+def _filled(shape: tuple[int, int], places: Ints, values: Numbers, fill: Any) -> DenseColumn:
     out = np.full(shape, fill, values.dtype)
     out.reshape(-1)[places] = values
     return DenseColumn(out)
@@ -628,7 +628,7 @@ class SanitizeBoxes(FieldOperation):
         """Return True for the list of boxes."""
         return type.is_boxes
 
-    def keeps(self, boxes: NDArray[np.float32]) -> NDArray[np.bool_]:
+    def keeps(self, boxes: NDArray[np.float32]) -> Bools:
         """Return True for each box to keep, bool, (k,). boxes: x1, y1, x2, y2, clipped, shape
         (k, 4)."""
         width, height = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]

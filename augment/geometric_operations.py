@@ -31,8 +31,9 @@ from penstock.cache import RecipeError
 from penstock.readers import ANY_SIZE, ImageRange
 
 if TYPE_CHECKING:
-    from penstock.augment.draw_keys import Bools, Floats, Ints, Uniform
+    from penstock.augment.draw_keys import Uniform
     from penstock.readers.fieldtypes import FieldType
+    from penstock.readers.types import Bools, Floats, Ints
 
 RESIZED_CROP_ATTEMPTS = 10  # torchvision's RandomResizedCrop.get_params
 

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike, NDArray
 
-    from penstock.augment.draw_keys import Bools, Floats, Ints
+    from penstock.readers.types import Bools, Floats, Ints, Numbers
+
 
 OUTSIDE = -1
 """The index of positions outside the mask in an index map."""
@@ -50,11 +51,11 @@ class ImageMove(ABC):
         return np.zeros(len(self.size[0]), np.bool_)
 
     @abstractmethod
-    def masks(self, masks: NDArray[Any]) -> NDArray[Any]:
+    def masks(self, masks: Numbers) -> Numbers:
         """Return the moved masks of images of one size, shape (n, height, width)."""
 
     @abstractmethod
-    def of_image(self, image: int, masks: NDArray[Any]) -> NDArray[Any]:
+    def of_image(self, image: int, masks: Numbers) -> Numbers:
         """Return several masks of one image after the move, shape (masks, height, width), 0
         outside. All images have one size."""
 
@@ -79,13 +80,13 @@ class AxisMove(ImageMove):
         """Move places along an axis in place: both edges of boxes, shape (k, 2), or points, shape
         (k, 1)."""
 
-    def masks(self, masks: NDArray[Any]) -> NDArray[Any]:
+    def masks(self, masks: Numbers) -> Numbers:
         sides = np.full((2, len(masks)), np.array(masks.shape[1:])[:, None])
         size, canvas = (self.size[0], self.size[1]), masks.shape[1:]
         moves = ImageMoves(size=size, moves=(self,), sizes=sides, canvas=canvas)
         return np.asarray(moves.move_masks([*masks], dtype=masks.dtype))
 
-    def of_image(self, image: int, masks: NDArray[Any]) -> NDArray[Any]:
+    def of_image(self, image: int, masks: Numbers) -> Numbers:
         for axis in (0, 1):
             index = np.arange(masks.shape[axis + 1])[None].repeat(self.size.shape[1], axis=0)
             self.source(index, axis)
@@ -189,7 +190,7 @@ class WarpMove(ImageMove):
         mirrored: Bools = np.linalg.det(self.matrix[:, :2, :2]) < 0
         return mirrored
 
-    def masks(self, masks: NDArray[Any]) -> NDArray[Any]:
+    def masks(self, masks: Numbers) -> Numbers:
         """Return the moved masks: the nearest pixel."""
         out = np.empty_like(masks)
         for image, (mask, moved) in enumerate(zip(masks, out, strict=True)):
@@ -197,7 +198,7 @@ class WarpMove(ImageMove):
             np.copyto(moved, np.where(inside, mask.take(places), self.fill))
         return out
 
-    def of_image(self, image: int, masks: NDArray[Any]) -> NDArray[Any]:
+    def of_image(self, image: int, masks: Numbers) -> Numbers:
         from penstock.readers.fieldtypes import warp_masks  # needs numba, as these masks do
 
         out = np.zeros_like(masks, order="C")
@@ -313,7 +314,7 @@ class ImageMoves:
         found = [(rows[:, None] >= 0) & (columns >= 0) for rows, columns in pairs]
         return found if self.canvas is None else np.reshape(found, (len(self), *self.canvas))
 
-    def move_masks(self, masks: Sequence[NDArray[Any]], *, dtype: DTypeLike | None = None) -> Any:
+    def move_masks(self, masks: Sequence[Numbers], *, dtype: DTypeLike | None = None) -> Any:
         """Return the moved masks, an array, shape (n, height, width); without a canvas a list.
 
         masks: mask of each image, shape (its height, its width), integers; a missing one has no
@@ -365,7 +366,7 @@ class ImageMoves:
             out[[not mask.size for mask in masks]] = 0
         return out
 
-    def warp(self, row: int, masks: NDArray[Any]) -> None:
+    def warp(self, row: int, masks: Numbers) -> None:
         """Move several masks of one image in place by the moves from the first warp on, with 0
         outside. row: of the image. masks: shape (masks, height, width)."""
         warps = self.moves[len(self._straight) :]
@@ -387,7 +388,7 @@ class ImageMoves:
                     "Choose another number, or store the masks in a wider type."
                 )
 
-    def move_boxes(self, boxes: NDArray[Any], owner: Ints) -> NDArray[np.float32]:
+    def move_boxes(self, boxes: Numbers, owner: Ints) -> NDArray[np.float32]:
         """Return the moved boxes, clipped to their images: float32, shape (k, 4).
 
         boxes: x1, y1, x2, y2, shape (k, 4). owner: row of each box's image, int64, (k,).
@@ -396,14 +397,14 @@ class ImageMoves:
         limits = self.sizes[::-1, owner].T[:, None]
         return np.clip(moved, 0, limits).reshape(-1, 4).astype(np.float32)
 
-    def move_points(self, points: NDArray[Any], owner: Ints) -> NDArray[np.float32]:
+    def move_points(self, points: Numbers, owner: Ints) -> NDArray[np.float32]:
         """Return the moved points, which may be outside their images: float32, shape (k, 2).
 
         points: x, y, shape (k, 2). owner: row of each point's image, int64, (k,).
         """
         return self._moved(points, 1, owner)[:, 0].astype(np.float32)
 
-    def _moved(self, places: NDArray[Any], corners: int, owner: Ints) -> Floats:
+    def _moved(self, places: Numbers, corners: int, owner: Ints) -> Floats:
         moved = np.array(places, np.float64).reshape(-1, corners, 2)
         for move in self.moves:
             move.places(moved, owner)

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from penstock.augment import argument_checks as arg
 from penstock.augment.argument_checks import argument
-from penstock.augment.draw_keys import Bools, Floats, Ints, Uniform, draw_base
+from penstock.augment.draw_keys import Uniform, draw_base
 from penstock.augment.operation import DType, ImageShape, Operation, Stage, operation
 from penstock.cache import ConfigError, RecipeError
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.augment.recipe import CheckedRecipe
+    from penstock.readers.types import Bools, Floats, Ints, Numbers
 
 MIX_DRAWS = 5
 """Uniform draws of a sample: one for the operation, two for the share, row and column of a box."""
@@ -187,7 +188,7 @@ def mix_images(images: torch.Tensor, mix: Mix) -> torch.Tensor:
     return images[: len(mix.partner)]
 
 
-def _mix_in_place(images: NDArray[Any], mix: Mix) -> None:
+def _mix_in_place(images: Numbers, mix: Mix) -> None:
     """Mix images in place, one by one, so that they fit into a core's cache: half the time of whole
     batches on the CPU.
 
@@ -195,7 +196,7 @@ def _mix_in_place(images: NDArray[Any], mix: Mix) -> None:
     one another in a busy loop, while others decode (9 ms of CPU time an image instead of 0.3).
     """
     last_use = {partner: row for row, partner in enumerate(mix.partner.tolist())}
-    unmixed: dict[int, NDArray[Any]] = {}  # mixed rows that are partners of later ones
+    unmixed: dict[int, Numbers] = {}  # mixed rows that are partners of later ones
     room = np.empty((2, *images.shape[1:]), np.float32)
     for row, partner in enumerate(mix.partner.tolist()):
         own, other = images[row], unmixed.get(partner, images[partner])
@@ -210,9 +211,7 @@ def _mix_in_place(images: NDArray[Any], mix: Mix) -> None:
             unmixed.pop(partner, None)
 
 
-def _blend(
-    own: NDArray[Any], other: NDArray[Any], share: np.float32, room: NDArray[np.float32]
-) -> None:
+def _blend(own: Numbers, other: Numbers, share: np.float32, room: NDArray[np.float32]) -> None:
     """Set own to share * own + (1 - share) * other. room: memory for two images."""
     # Products and a sum are rounded separately. Fused, a vector loop and its remainder differ in
     # the last bit, so a sample's pixels might differ on another machine.
@@ -227,7 +226,7 @@ def mix_in_kernels(images: torch.Tensor, mix: Mix) -> torch.Tensor:
     """Return the mixed images, computed in a few kernels for the whole batch."""
     import torch
 
-    def on_device(values: NDArray[Any]) -> torch.Tensor:
+    def on_device(values: Numbers) -> torch.Tensor:
         return torch.from_numpy(values).to(images.device)
 
     weight = on_device(mix.share)[:, None, None, None]

@@ -24,13 +24,12 @@ from penstock.augment.argument_checks import COMMON_CHECKS, Check, argument
 from penstock.cache import RecipeError, explain_arguments
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from penstock.augment.draw_keys import Floats, Ints, Uniform
+    from penstock.augment.draw_keys import Uniform
     from penstock.readers import ImageRange
     from penstock.readers.fieldtypes import FieldType
+    from penstock.readers.types import Floats, Ints, Numbers
 
-Values = dict[str, "NDArray[Any]"]
+Values = dict[str, "Numbers"]
 """Drawn values by name, one row per sample."""
 
 Size = int | tuple[int, int]
@@ -288,7 +287,7 @@ class ImageOperation(Operation, metaclass=ABCMeta):
         values have in front of their own dimensions."""
         return ()
 
-    def geometry(self, _values: Values, _shape: ImageShape, /) -> NDArray[Any] | None:
+    def geometry(self, _values: Values, _shape: ImageShape, /) -> Numbers | None:
         """Return how pixels move: matrices, shape (n, 3, 3), from (x, y, 1) of a point of the
         result to that of the point of the image that it shows; None: they stay where they are.
 

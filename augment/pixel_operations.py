@@ -34,9 +34,8 @@ from penstock.augment.operation import (
 from penstock.cache import RecipeError
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from penstock.augment.draw_keys import Floats, Uniform
+    from penstock.augment.draw_keys import Uniform
+    from penstock.readers.types import Floats, Numbers
 
 Color = Literal["rgb", "gray"]
 WindowMode = Literal["auto", "decoder", "slice"]
@@ -436,7 +435,7 @@ class _Warp(ImageOperation):
         fill = self.fill or 0.0
         return nodes.warp(images, inputs["matrix"], fill=fill, interpolation=self.interpolation)
 
-    def geometry(self, values: Values, _shape: ImageShape) -> NDArray[Any]:
+    def geometry(self, values: Values, _shape: ImageShape) -> Numbers:
         """Return the matrices."""
         return values["matrix"]
 
@@ -547,7 +546,7 @@ def rotation(degrees: Floats, height: int, width: int) -> Floats:
     return matrices([[cos, -sin, x - cos * x + sin * y], [sin, cos, y - sin * x - cos * y]])
 
 
-def perspective(shown: Floats, corners: NDArray[Any]) -> Floats:
+def perspective(shown: Floats, corners: Numbers) -> Floats:
     """Return matrices of the perspective that shows `corners` of an image at the points `shown`.
 
     shown: x, y of points of the result, shape (4, n, 2). corners: of the image, shape (4, 2).

@@ -42,9 +42,8 @@ from penstock.augment.pixel_operations import matrices, rotation
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
-
-    from penstock.augment.draw_keys import Floats, Ints, Uniform
+    from penstock.augment.draw_keys import Uniform
+    from penstock.readers.types import Floats, Ints, Numbers
 
     Choice = tuple[Ints, Ints, Ints]
 
@@ -330,7 +329,7 @@ def learnt_pairs(policy: str) -> tuple[tuple[tuple[str, float, int], ...], ...]:
 
 
 @lru_cache(maxsize=32)
-def _tables(op: Policy, height: int, width: int) -> dict[str, NDArray[Any]]:
+def _tables(op: Policy, height: int, width: int) -> dict[str, Numbers]:
     """Return a policy's arguments for images of this size. A look-up takes 1 us per sample.
 
     kind: by operation, int32. matrix, value: by (operation, bin, negated), float32.

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 
 from penstock.augment.dali_nodes import as_input, foreign_node, if_else
-from penstock.augment.draw_keys import Ints, Uniform
+from penstock.augment.draw_keys import Uniform
 from penstock.augment.field_operations import Pad
 from penstock.augment.geometric_operations import (
     CenterCrop,
@@ -54,6 +54,8 @@ from penstock.readers import ANY_SIZE, ImageRange
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from penstock.readers.types import Ints
 
 
 Recipe = Sequence[Operation]

@@ -11,13 +11,14 @@ import numpy as np
 from penstock.cache import CorruptShardError, PenstockError, log
 from penstock.cache.base import Blob, BlobSpans, ReadMode, refuse_shortage
 from penstock.cache.blobs import CachedBlob
-from penstock.readers.byte_source import REINDEX, ByteSource, Room, SourceSpans, Unread
+from penstock.readers.byte_source import REINDEX, ByteSource, SourceSpans
 from penstock.readers.files import advise_willneed, only_the_tail
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.cache.blobs import BlockSums, Remote
+    from penstock.readers.byte_source import Room, Unread
     from penstock.readers.formats import BlobExtents, Parts, ShardFiles, Sidecar
     from penstock.readers.types import Encoded, Ints
 

@@ -17,9 +17,7 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
-
-    from penstock.readers.types import Encoded
+    from penstock.readers.types import Encoded, Numbers
 
     Allocate = Callable[[int], Encoded | None]
 
@@ -61,7 +59,7 @@ class Blocks:
         shown = pa.foreign_buffer(memory.ctypes.data, len(memory), base=lease)
         return memory, np.frombuffer(shown, np.uint8)
 
-    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Numbers:
         """Return a writable array with undefined content.
 
         Its memory is reused once no view of it is left. A small array has memory of its own.

@@ -29,7 +29,7 @@ from penstock.readers.index import DatasetDescription, Folder, Index, IndexOpene
 from penstock.readers.origin import DEFAULT_ARRANGEMENT, Scratch, show
 from penstock.readers.reading import SampleReader
 from penstock.readers.sources import Contents, Source
-from penstock.readers.types import MAX_PIXELS, Verify
+from penstock.readers.types import MAX_PIXELS, Ints, Verify
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from penstock.cache.blobs import Remote
     from penstock.cache.disk import DiskCache
     from penstock.readers.blocks import Blocks
-    from penstock.readers.fieldtypes import ColumnCrop, FieldType, SampleBatch
+    from penstock.readers.fieldtypes import ColumnCrop, FieldTypes, SampleBatch
     from penstock.readers.formats import DecodedChunks, DocumentMode, ManifestFile, WindowArgument
     from penstock.readers.origin import LeftOut, Url
     from penstock.readers.reading import FoundRows
@@ -115,7 +115,7 @@ class Dataset(Source):
         storage_options: Mapping[str, Any] | None = None,
         filesystem: Any | None = None,
         manifest: ManifestFile | None = None,
-        schema: Mapping[str, FieldType] | None = None,
+        schema: FieldTypes | None = None,
         sample: WindowArgument | None = None,
         stride: WindowArgument | None = None,
         dtype: str | None = None,
@@ -337,7 +337,7 @@ class Dataset(Source):
 
     def read(
         self,
-        rows: NDArray[np.int64],
+        rows: Ints,
         *,
         mode: ReadMode = READ_MODE,
         bad: dict[int, str] | None = None,
@@ -377,7 +377,7 @@ class Dataset(Source):
         )
         return naming.batch(batch)
 
-    def _find(self, rows: NDArray[np.int64]) -> FoundRows | None:
+    def _find(self, rows: Ints) -> FoundRows | None:
         """Return where samples lie in memory; None if they aren't plain rows."""
         found = self._open().find(rows)
         if found is None or self._naming.is_plain:
@@ -389,7 +389,7 @@ class Dataset(Source):
         reader = self._open()
         return reader if self._naming.is_plain else None
 
-    def lengths(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def lengths(self, name: str, rows: Ints) -> Ints:
         """Return the first length of each sample of a field, int64, shape (n,)."""
         return self._open().lengths(self._naming.stored_name(name), rows)
 
@@ -405,7 +405,7 @@ class Dataset(Source):
         """Return True if a shard's table can be read without the remote."""
         return self.index.is_near(shard)
 
-    def _names_of(self, rows: NDArray[np.int64]) -> list[str]:
+    def _names_of(self, rows: Ints) -> list[str]:
         """Return the names of the samples (shard, row), as `names` does."""
         reader, names = self._open(), np.empty(len(rows), object)
         for number in np.unique(rows[:, 0]).tolist():  # so that one shard's names are in memory

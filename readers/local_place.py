@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.readers.byte_source import ByteSource, LocalFile, SourceSpans, Unread
+from penstock.readers.byte_source import ByteSource, LocalFile, SourceSpans
 from penstock.readers.files import advise_willneed, below, only_the_tail, printable
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from penstock.cache.base import ReadMode
+    from penstock.readers.byte_source import Unread
     from penstock.readers.formats import Parts, ShardFiles, Sidecar
     from penstock.readers.types import Encoded, Ints
 

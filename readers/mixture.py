@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from penstock.readers.blocks import Blocks
     from penstock.readers.fieldtypes import Column, SampleBatch
     from penstock.readers.mixtures import EpochRule, MixtureStream, Transition, WeightsArgument
-    from penstock.readers.types import Ints
+    from penstock.readers.types import Floats, Ints
 
 
 PART = "part"
@@ -374,7 +374,7 @@ class Mixture(Concatenation):
         return itertools.count()
 
     @cached_property
-    def _sample_s(self) -> NDArray[np.float64]:
+    def _sample_s(self) -> Floats:
         """Seconds a sample of each part, by its latest read alone; 1 ms before that."""
         return np.full(len(self.bases), 1e-3)
 

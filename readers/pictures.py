@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.readers.fieldtypes import FieldType, Schema, image_of
+from penstock.readers.fieldtypes import FieldTypes, Schema, image_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL import Image, ImageDraw
+
+    from penstock.readers.types import Bools, Numbers
 
     Size = tuple[int, int]
 
@@ -54,12 +56,12 @@ class Picture:
 
     pixels: NDArray[np.uint8]
     caption: str = ""
-    masks: Sequence[NDArray[Any]] = ()
-    instances: NDArray[Any] | None = None
-    boxes: NDArray[Any] | None = None
+    masks: Sequence[Numbers] = ()
+    instances: Numbers | None = None
+    boxes: Numbers | None = None
     classes: Sequence[int] = ()
     names: Sequence[str] = ()
-    points: Sequence[NDArray[Any]] = ()
+    points: Sequence[Numbers] = ()
 
     def color_of(self, number: int) -> tuple[int, int, int]:
         """Return the colour of the n-th box, its mask and its points: the colour of its class."""
@@ -187,15 +189,15 @@ def _color_number(value: int) -> int:
     return value if value >= 0 else 1 - value
 
 
-def _outline(inside: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _outline(inside: Bools) -> Bools:
     """Return the pixels of a mask that have a neighbour outside of it."""
     padded = np.pad(inside, 1)
     core = padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:]
-    found: NDArray[np.bool_] = inside & ~core
+    found: Bools = inside & ~core
     return found
 
 
-def _scaled(values: NDArray[Any] | None, scale: float) -> list[list[float]]:
+def _scaled(values: Numbers | None, scale: float) -> list[list[float]]:
     if values is None or not len(values):
         return []
     scaled: list[list[float]] = (np.asarray(values, np.float64)[:, :4] * scale).tolist()
@@ -237,7 +239,7 @@ def _draw_name(
 
 
 def _draw_points(
-    pen: ImageDraw.ImageDraw, points: NDArray[Any], picture: Picture, *, radius: int
+    pen: ImageDraw.ImageDraw, points: Numbers, picture: Picture, *, radius: int
 ) -> None:
     """Draw points with a dark edge: those of a box in its colour, others in their own colours."""
     for number, own in enumerate(points):
@@ -248,7 +250,7 @@ def _draw_points(
                 pen.ellipse(place, fill=color, outline=(0, 0, 0))
 
 
-def displayed_pixels(pixels: NDArray[Any], *, scaling: Scaling) -> NDArray[np.uint8]:
+def displayed_pixels(pixels: Numbers, *, scaling: Scaling) -> NDArray[np.uint8]:
     """Convert pixels, (channels, height, width), to uint8: values times std plus mean are 0 to 1.
     uint8 stays as it is. scaling: mean and std, of each channel or of all."""
     if pixels.dtype == np.uint8:
@@ -271,9 +273,9 @@ class Reading:
     uint8. by_shape: ignore the names of fields, and decide by shapes alone.
     """
 
-    schema: Schema | Mapping[str, FieldType] = field(default_factory=dict)
+    schema: Schema | FieldTypes = field(default_factory=dict)
     classes: Sequence[str] = ()
-    displayed: Callable[[NDArray[Any]], NDArray[np.uint8]] | None = None
+    displayed: Callable[[Numbers], NDArray[np.uint8]] | None = None
     by_shape: bool = False
 
 
@@ -310,13 +312,13 @@ def pictures_of(sample: Mapping[str, Any], how: Reading) -> list[Picture]:
     return found
 
 
-def _picture(image: NDArray[Any], others: Mapping[str, Any], caption: str, how: Reading) -> Picture:
+def _picture(image: Numbers, others: Mapping[str, Any], caption: str, how: Reading) -> Picture:
     height, width = image.shape[1:]
     arrays = {name: value for name, value in others.items() if isinstance(value, np.ndarray)}
     boxes = next((v for n, v in arrays.items() if _is_boxes(n, v, how)), None)
     count = None if boxes is None else len(boxes)
     masks, instances, points = [], None, []
-    classes: tuple[str, NDArray[Any]] | None = None
+    classes: tuple[str, Numbers] | None = None
     for name, value in arrays.items():
         whole = value.dtype.kind in "bui"
         if whole and value.shape == (height, width):
@@ -366,14 +368,14 @@ def _is_image(name: str, value: Any, how: Reading) -> bool:
     return value.shape[-3] in (1, 3) and value.dtype.kind in "uif"
 
 
-def _is_boxes(name: str, value: NDArray[Any], how: Reading) -> bool:
+def _is_boxes(name: str, value: Numbers, how: Reading) -> bool:
     if value.ndim != 2 or value.shape[1] != 4 or value.dtype.kind not in "fiu":
         return False
     type = how.schema.get(name)
     return type.is_boxes if type is not None else how.by_shape or _has(name, _BOXES)
 
 
-def _is_points(name: str, value: NDArray[Any], how: Reading) -> bool:
+def _is_points(name: str, value: Numbers, how: Reading) -> bool:
     if value.ndim not in (2, 3) or value.shape[-1] not in (2, 3) or value.dtype.kind != "f":
         return False
     if value.ndim == 2 and value.shape[1] == 3:
@@ -393,11 +395,11 @@ def _has(name: str, words: Sequence[str]) -> bool:
     return any(word in name.lower() for word in words)
 
 
-def _visible(points: NDArray[Any]) -> NDArray[Any]:
+def _visible(points: Numbers) -> Numbers:
     """Return points as x, y; points that aren't labelled (visibility 0) become NaN."""
     if points.shape[-1] == 2:
         return points
-    places: NDArray[Any] = np.where(points[..., 2:] > 0, points[..., :2], np.nan)
+    places: Numbers = np.where(points[..., 2:] > 0, points[..., :2], np.nan)
     return places
 
 

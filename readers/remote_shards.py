@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.cache.disk import DiskCache, PinnedShare
     from penstock.readers.fieldtypes import ColumnCrop
     from penstock.readers.index import Index
-    from penstock.readers.types import Ints
+    from penstock.readers.types import Floats, Ints
 
 
 _LOCAL = -1
@@ -175,7 +175,7 @@ class RemoteShards:
         """Return the limits of the caches, added up; 0 if none is permanent."""
         return sum(c.max_bytes or 0 for c in self.caches if not c.is_temporary)
 
-    def held_shares(self) -> NDArray[np.float64]:
+    def held_shares(self) -> Floats:
         """Return the share of each shard's bytes in the node's caches, 0 to 1, float64, shape
         (shards of the source,). Lists each cache's folder once."""
         shares = np.zeros(len(self.dataset))

@@ -19,11 +19,8 @@ import numpy as np
 from penstock.cache import ConfigError
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from penstock.readers.types import Bools, Floats, Ints, Numbers
 
-    from penstock.readers.types import Ints
-
-    Floats = NDArray[np.float64]
 
 BALANCED = "balanced"
 
@@ -77,9 +74,9 @@ class SampleSlots:
         offset: u. `samples` may contain the number of all samples."""
         return -((_fraction(offset) - self._sums[samples]) >> _BITS)
 
-    def are_filled(self, sizes: Ints) -> NDArray[np.bool_]:
+    def are_filled(self, sizes: Ints) -> Bools:
         """Return whether the samples of each shard are expected at all, shape (shards,)."""
-        filled: NDArray[np.bool_] = np.diff(self._sums[np.concatenate([[0], np.cumsum(sizes)])]) > 0
+        filled: Bools = np.diff(self._sums[np.concatenate([[0], np.cumsum(sizes)])]) > 0
         return filled
 
     def owners(self, slots: Ints, offset: float) -> Ints:
@@ -213,7 +210,7 @@ def checked_weights(weights: object, count: int) -> Floats:
     """Return weights of a number of samples as a new float64 array. Raises ConfigError for another
     number, for what is no number, for negative ones, and if all are 0."""
     try:
-        given: NDArray[Any] = np.asarray(weights)
+        given: Numbers = np.asarray(weights)
     except (RuntimeError, TypeError, ValueError):  # lists of several lengths; a tensor on a GPU
         given = np.empty((), object)
     if given.ndim != 1 or given.dtype.kind not in "biuf":
@@ -241,7 +238,7 @@ def checked_weights(weights: object, count: int) -> Floats:
     return array
 
 
-def balanced_weights(classes: NDArray[Any]) -> Floats:
+def balanced_weights(classes: Numbers) -> Floats:
     """Return weights with which each class that occurs is expected equally often, of the sum n.
 
     classes: of each sample, integers, shape (n,).
@@ -260,7 +257,7 @@ def is_score_file(name: str) -> bool:
     return name.lower().endswith((".npy", *_TABLES))
 
 
-def read_scores(path: str | os.PathLike[str]) -> tuple[NDArray[Any], NDArray[Any] | None]:
+def read_scores(path: str | os.PathLike[str]) -> tuple[Numbers, Numbers | None]:
     """Read a file of scores, and the ids to which they belong; None: the order of the samples.
 
     A .npy file holds one array. A .csv or .parquet file has a column "weight" or "score", or only
@@ -284,7 +281,7 @@ def read_scores(path: str | os.PathLike[str]) -> tuple[NDArray[Any], NDArray[Any
         ) from error
 
 
-def _read_table(data: io.BytesIO, shown: str) -> tuple[NDArray[Any], NDArray[Any] | None]:
+def _read_table(data: io.BytesIO, shown: str) -> tuple[Numbers, Numbers | None]:
     import pyarrow as pa
 
     if shown.lower().endswith(".csv"):

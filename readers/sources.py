@@ -60,7 +60,7 @@ from penstock.readers.sample_weights import (
     is_score_file,
     read_scores,
 )
-from penstock.readers.types import MAX_PIXELS, ImageRange, Ints
+from penstock.readers.types import MAX_PIXELS, Floats, ImageRange, Ints, Numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -76,8 +76,6 @@ if TYPE_CHECKING:
     from penstock.readers.reading import FoundRows, SampleReader
     from penstock.readers.remote_shards import RemoteShards
     from penstock.readers.sample_weights import WeightsOfSamples
-
-    Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -512,7 +510,7 @@ class Source(ABC):
             raise ConfigError(f'"{name}" of {self.url}: its samples don\'t differ in length.')
         return column.first_lengths
 
-    def column(self, name: str) -> NDArray[Any] | list[Any]:
+    def column(self, name: str) -> Numbers | list[Any]:
         """Return one field of all samples, in the order of their ids, such as labels, to select by.
 
         The result is an array with a row for each sample; for texts a list of str, for arrays whose
@@ -566,7 +564,7 @@ class Source(ABC):
 
     def subset(
         self,
-        which: Iterable[int] | Iterable[bool] | NDArray[Any] | None = None,
+        which: Iterable[int] | Iterable[bool] | Numbers | None = None,
         *,
         weights: WeightsOfSamples | None = None,
     ) -> View:
@@ -619,7 +617,7 @@ class Source(ABC):
         self,
         *shares: float,
         seed: int,
-        by: str | Callable[[str], object] | Sequence[object] | NDArray[Any] | None = None,
+        by: str | Callable[[str], object] | Sequence[object] | Numbers | None = None,
     ) -> tuple[Selection, ...]:
         """Return disjoint parts of the samples, one per share: split(0.9, 0.1, seed=0) returns two.
 
@@ -846,7 +844,7 @@ class View(Source):
         folders = (base.cache_folder for base in self.bases)
         return next((folder for folder in folders if folder is not None), None)
 
-    def _facts(self, rows: Ints, read: Callable[[Run], Any], dtype: Any = np.int64) -> NDArray[Any]:
+    def _facts(self, rows: Ints, read: Callable[[Run], Any], dtype: Any = np.int64) -> Numbers:
         """Return the values that `read` returns for each base, in the order of the rows."""
         found = np.empty(len(rows), dtype)
         for run in self._runs(rows):
@@ -1143,7 +1141,7 @@ def weights_for(source: Source, weights: object, *, order: Ints | None = None) -
     return given
 
 
-def _classes(source: Source) -> NDArray[Any]:
+def _classes(source: Source) -> Numbers:
     """Return the class of each sample, as integers. Raises ConfigError without classes."""
     schema = source.schema
     field = _field_of_classes(schema, source.fields)
@@ -1156,7 +1154,7 @@ def _classes(source: Source) -> NDArray[Any]:
     return classes
 
 
-def _by_id(source: Source, scores: Floats, ids: NDArray[Any]) -> Floats:
+def _by_id(source: Source, scores: Floats, ids: Numbers) -> Floats:
     """Return scores in the order of the samples. Raises ConfigError unless each has one."""
     if ids.dtype.kind not in "iu":
         raise ConfigError(f'weights: the column "id" is {ids.dtype}, wanted integers: sample ids.')
@@ -1183,7 +1181,7 @@ def _is_whole(type: FieldType | None) -> bool:
 
 
 def _keys(
-    source: Source, by: str | Callable[[str], object] | Sequence[object] | NDArray[Any], ids: Ints
+    source: Source, by: str | Callable[[str], object] | Sequence[object] | Numbers, ids: Ints
 ) -> object:
     """Return the key of each sample's group."""
     if callable(by):
@@ -1210,7 +1208,7 @@ def _ranges(count: int) -> Iterator[Ints]:
         yield np.arange(start, min(count, start + _SAMPLES_AT_ONCE), dtype=np.int64)
 
 
-def _values_of(column: Column, type: FieldType) -> NDArray[Any] | list[Any]:
+def _values_of(column: Column, type: FieldType) -> Numbers | list[Any]:
     """Return a column's values as a numpy array or a list."""
     if isinstance(column, DenseColumn):
         return column.values

@@ -19,7 +19,7 @@ from penstock.cache.base import keyed_hash
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.readers.types import Ints
+    from penstock.readers.types import Ints, Numbers
 
 
 LEFT_OUT = -1
@@ -139,7 +139,7 @@ def _is_list(keys: object) -> TypeGuard[Iterable[Any]]:
     return isinstance(keys, Iterable) and not isinstance(keys, str | bytes | Mapping | Set)
 
 
-def _array(values: object) -> NDArray[Any]:
+def _array(values: object) -> Numbers:
     try:
         return np.asarray(values)
     except ValueError:  # lists of several lengths
@@ -156,7 +156,7 @@ def _groups_of_texts(texts: list[str] | list[bytes], seed: int) -> tuple[Ints, N
     return number, keyed_hash(seed, _GROUP, np.frombuffer(digests, "<u8"))
 
 
-def check_choice(which: object, count: int, *, url: str) -> NDArray[Any]:
+def check_choice(which: object, count: int, *, url: str) -> Numbers:
     """Return a choice of `count` samples as an array of integers or a mask of bools. Raises
     ConfigError."""
     is_sequence = hasattr(which, "__array__") or hasattr(which, "__getitem__")

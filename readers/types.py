@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 _Found = TypeVar("_Found")
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Numbers = NDArray[Any]
 Encoded = NDArray[np.uint8]
 """One encoded sample: shape (bytes,), read-only, a view of a mapped file if possible."""
 

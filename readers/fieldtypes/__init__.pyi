@@ -24,7 +24,7 @@ from .examine import ValueChecks as ValueChecks, examine as examine
 from .examine import verify_for as verify_for
 from .field_type import DTYPES as DTYPES, FieldType as FieldType, Moves as Moves
 from .field_type import ID as ID, NUMBER as NUMBER, PRESENT as PRESENT
-from .field_type import MASK as MASK, SIZE as SIZE
+from .field_type import FieldTypes as FieldTypes, MASK as MASK, SIZE as SIZE
 from .field_type import check_field_name as check_field_name, check_field_type as check_field_type
 from .field_type import from_json as from_json, is_field_name as is_field_name
 from .field_type import is_number as is_number, named_type as named_type

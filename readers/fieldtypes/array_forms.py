@@ -21,9 +21,7 @@ from penstock.readers.types import CODECS, ArrayCodec, Facts, Rejection, accepte
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
-    from penstock.readers.types import Encoded
+    from penstock.readers.types import Bools, Encoded, Ints, Numbers
 
     Known = tuple[np.dtype[Any] | None, tuple[int | None, ...] | None]
 
@@ -69,7 +67,7 @@ class ArrayForm:
         return rest if len(rest) == len(self.shape) - 1 else None
 
     @property
-    def empty(self) -> NDArray[Any]:
+    def empty(self) -> Numbers:
         """The value of a sample that lacks the field: zeros, and no rows if lengths differ."""
         return np.zeros(self.fixed_shape, self.dtype)
 
@@ -86,7 +84,7 @@ class ArrayForm:
         lengths = ", ".join("any" if length is None else str(length) for length in self.shape)
         return f"{self.dtype} of shape ({lengths}{',' if len(self.shape) == 1 else ''})"
 
-    def returned(self, value: Any) -> NDArray[Any]:
+    def returned(self, value: Any) -> Numbers:
         """Convert a value that a user's function returned; arrays must have the dtype. Raises
         ValueError(got, wanted) for another value; got is "" to show the value."""
         is_typed = hasattr(value, "dtype")
@@ -103,7 +101,7 @@ class ArrayForm:
             raise ValueError(got, str(self))
         return array.astype(self.dtype, copy=False)
 
-    def column(self, samples: Sequence[NDArray[Any]]) -> DenseColumn | RaggedColumn:
+    def column(self, samples: Sequence[Numbers]) -> DenseColumn | RaggedColumn:
         """Join samples of this form, which may be none."""
         if not self.is_ragged:
             shape = (len(samples), *self.fixed_shape)
@@ -115,7 +113,7 @@ class ArrayForm:
         return RaggedColumn.of(samples, like=like)
 
 
-def unfit_numbers(dtype: np.dtype[Any], found: NDArray[Any]) -> NDArray[np.bool_]:
+def unfit_numbers(dtype: np.dtype[Any], found: Numbers) -> Bools:
     """Mark the numbers that a dtype can't hold. Returns bools of their shape."""
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
@@ -127,7 +125,7 @@ def unfit_numbers(dtype: np.dtype[Any], found: NDArray[Any]) -> NDArray[np.bool_
 _HELD = {"i": "iu", "u": "iu", "f": "iuf", "c": "iufc", "b": "b"}
 
 
-def fits(dtype: np.dtype[Any], values: NDArray[Any]) -> bool:
+def fits(dtype: np.dtype[Any], values: Numbers) -> bool:
     """Return True if a dtype holds the values: integers keep their value, and numbers stay
     finite."""
     return values.dtype.kind in _HELD[dtype.kind] and not unfit_numbers(dtype, values).any()
@@ -140,7 +138,7 @@ def codec_number(codec: str) -> int:
     return _NUMBERS[codec]
 
 
-def as_bits(values: NDArray[Any]) -> NDArray[np.int64]:
+def as_bits(values: Numbers) -> Ints:
     """Convert numbers to int64 without loss: floats by their bits in float64."""
     if values.dtype.kind == "f":
         return np.ascontiguousarray(values, np.float64).view(np.int64)
@@ -149,7 +147,7 @@ def as_bits(values: NDArray[Any]) -> NDArray[np.int64]:
     return values.astype(np.int64)
 
 
-def from_bits(bits: NDArray[np.int64], dtype: np.dtype[Any]) -> NDArray[Any]:
+def from_bits(bits: Ints, dtype: np.dtype[Any]) -> Numbers:
     """Restore the numbers that `as_bits` converted, as a copy."""
     if dtype.kind == "f":
         return np.ascontiguousarray(bits).view(np.float64).astype(dtype)
@@ -174,7 +172,7 @@ def bare_facts(data: Encoded, form: ArrayForm, codec: str) -> Facts:
     return Facts.of(data, shape=shape, codec=codec)
 
 
-def decode_array(payload: Encoded, codec: str, shape: Sequence[int]) -> NDArray[Any]:
+def decode_array(payload: Encoded, codec: str, shape: Sequence[int]) -> Numbers:
     """Decode an array to native byte order, rows first: a view of the payload if it is stored so.
     codec, shape: as the facts have them. Raises ValueError."""
     found = array_codec(codec)

@@ -6,7 +6,7 @@ All arithmetic is float32, as are the delivered boxes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
@@ -15,8 +15,22 @@ import numpy as np
 from penstock.cache import ConfigError, DatasetError
 from penstock.readers.fieldtypes.array_forms import ArrayForm, check_array
 from penstock.readers.fieldtypes.columns import ArrayColumn, Column, DenseColumn, RaggedColumn
-from penstock.readers.fieldtypes.field_type import FieldType, check_reference, frozen_type
-from penstock.readers.types import CODECS, MAX_PIXELS, Encoded, Facts, Rejection, accepted
+from penstock.readers.fieldtypes.field_type import (
+    FieldType,
+    FieldTypes,
+    check_reference,
+    frozen_type,
+)
+from penstock.readers.types import (
+    CODECS,
+    MAX_PIXELS,
+    Encoded,
+    Facts,
+    Ints,
+    Numbers,
+    Rejection,
+    accepted,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,10 +63,10 @@ class _Points(FieldType):
     def form(self) -> ArrayForm:
         return ArrayForm.of("float32", (None, self._width))
 
-    def resized(self, value: NDArray[Any], before: Size, after: Size) -> NDArray[Any]:
+    def resized(self, value: Numbers, before: Size, after: Size) -> Numbers:
         return value if self.needs_size else scaled(value, before, after)
 
-    def _rows(self, column: Column) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
+    def _rows(self, column: Column) -> tuple[Numbers, Ints, Ints]:
         """Return the rows of all samples, shape (k, width), the sample of each, int64, (k,), and
         the offsets of the samples, int64, (n + 1,)."""
         assert isinstance(column, ArrayColumn), column
@@ -79,7 +93,7 @@ class _Points(FieldType):
             f"{dtype.name} of shape {shape}"
         )
 
-    def check_values(self, values: NDArray[Any], size: Sizes | None = None) -> Rejection | None:
+    def check_values(self, values: Numbers, size: Sizes | None = None) -> Rejection | None:
         """Return why a sample's rows are invalid, or None. size: also of each row's own image,
         shape (k, 2); 0 x 0 if unknown."""
         if (refusal := self._check_form(values.dtype, values.shape)) is not None:
@@ -91,7 +105,7 @@ class _Points(FieldType):
                 return Rejection(f"{self._noun} {row} {what}: {_shown(stored[row])}{more}")
         return None
 
-    def _faults(self, stored: NDArray[Any], size: Any) -> Iterator[tuple[Any, str, str]]:
+    def _faults(self, stored: Numbers, size: Any) -> Iterator[tuple[Any, str, str]]:
         """Yield which of the rows have a fault, bool, (k,), what it is, and what is wanted. Points
         outside the image are normal: hidden ones are often written as 0, 0 or -1, -1."""
         with np.errstate(over="ignore"):
@@ -147,9 +161,7 @@ class Boxes(_Points):
             boxes = moves.move_boxes(boxes, owner)
         return RaggedColumn(boxes, offsets)
 
-    def in_pixels(
-        self, column: Column, sizes: Any
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    def in_pixels(self, column: Column, sizes: Any) -> tuple[NDArray[np.float32], Ints]:
         """Return stored boxes as x1, y1, x2, y2 in pixels, (k, 4), and the row of each one's image.
         sizes: heights and widths of the images, (2, n), or of all, (2,), if they are needed."""
         stored, owner, _ = self._rows(column)
@@ -159,7 +171,7 @@ class Boxes(_Points):
             boxes *= sides if sides.ndim == 1 else sides[owner]
         return boxes, owner
 
-    def _faults(self, stored: NDArray[Any], size: Any) -> Iterator[tuple[Any, str, str]]:
+    def _faults(self, stored: Numbers, size: Any) -> Iterator[tuple[Any, str, str]]:
         """Yield what is wrong with boxes: not finite, not normalised, inverted, or wholly outside
         an image of known size. A box that lies partly outside is normal."""
         format = self.format
@@ -263,14 +275,14 @@ class InstanceKeypoints(FieldType):
     def needs_size(self) -> bool:
         return self.format == "xy_norm"
 
-    def check_values(self, values: NDArray[Any], size: Sizes | None = None) -> Rejection | None:
+    def check_values(self, values: Numbers, size: Sizes | None = None) -> Rejection | None:
         """Return why the numbers aren't keypoints, or None. Points outside the image are normal."""
         if np.isfinite(values).all():
             return None
         row = int((~np.isfinite(values)).reshape(len(values), -1).any(axis=1).argmax())
         return Rejection(f"box {row} has a keypoint that isn't finite")
 
-    def resized(self, value: NDArray[Any], before: Size, after: Size) -> NDArray[Any]:
+    def resized(self, value: Numbers, before: Size, after: Size) -> Numbers:
         if self.needs_size:
             return value
         by = after[1] / before[1], after[0] / before[0], 1
@@ -315,7 +327,7 @@ class ImageSize(FieldType):
     def form(self) -> ArrayForm:
         return ArrayForm.of("int64", (2,))
 
-    def resized(self, value: NDArray[Any], before: Size, after: Size) -> NDArray[Any]:
+    def resized(self, value: Numbers, before: Size, after: Size) -> Numbers:
         return value
 
     def follow(self, column: Column, moves: Moves | None, *, size: Size | None) -> ArrayColumn:
@@ -324,7 +336,7 @@ class ImageSize(FieldType):
         return column
 
 
-def scaled(places: NDArray[Any], before: Size, after: Size) -> NDArray[np.float32]:
+def scaled(places: Numbers, before: Size, after: Size) -> NDArray[np.float32]:
     """Scale boxes (in any form in pixels), shape (k, 4), or points, (..., 2), to an image of
     another size. A point at (-1, -1) marks an invisible point and isn't scaled."""
     by = np.array([after[1] / before[1], after[0] / before[0]])
@@ -335,7 +347,7 @@ def scaled(places: NDArray[Any], before: Size, after: Size) -> NDArray[np.float3
     return numbers
 
 
-def to_xyxy(boxes: NDArray[Any], format: BoxFormat) -> NDArray[np.float32]:
+def to_xyxy(boxes: Numbers, format: BoxFormat) -> NDArray[np.float32]:
     """Convert boxes to x1, y1, x2, y2: float32, shape (k, 4), a copy, in the unit of the format.
     boxes: shape (k, 4)."""
     found = np.array(boxes, np.float32).reshape(-1, 4)
@@ -363,7 +375,7 @@ class BoxUnits:
         self._wrong: dict[str, int] = {}
         self._settled: set[str] = set()
 
-    def add(self, name: str, type: FieldType, boxes: NDArray[Any]) -> None:
+    def add(self, name: str, type: FieldType, boxes: Numbers) -> None:
         """Add boxes of a field; fields of other types have no unit. Raises DatasetError once enough
         were added and all have the wrong unit.
 
@@ -392,7 +404,7 @@ class BoxUnits:
             )
 
 
-def _shown(row: NDArray[Any]) -> str:
+def _shown(row: Numbers) -> str:
     return f"({', '.join(f'{value:.6g}' for value in row)})"
 
 
@@ -401,7 +413,7 @@ _LAST_WORDS = frozenset(
 )
 
 
-def untyped_places(types: Mapping[str, FieldType]) -> list[str]:
+def untyped_places(types: FieldTypes) -> list[str]:
     """Return the fields whose names suggest boxes or points but whose types don't, so that they
     don't follow their image through a recipe."""
     return [

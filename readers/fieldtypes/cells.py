@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.readers.fieldtypes.array_forms import ArrayForm, Known, fits
-from penstock.readers.types import Encoded, Rejection, accepted
+from penstock.readers.fieldtypes.array_forms import ArrayForm, fits
+from penstock.readers.types import Encoded, Numbers, Rejection, accepted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from numpy.typing import NDArray
+    from penstock.readers.fieldtypes.array_forms import Known
 
-    Check = Callable[[NDArray[Any]], Rejection | None]
+    Check = Callable[[Numbers], Rejection | None]
 
 # As JSON writes them: digits after a leading zero are a name ("007"), not a number.
 _INTEGER = re.compile(r"\s*[+-]?(?:0|[1-9][0-9]*)\s*")
@@ -153,7 +153,7 @@ def text_cell(value: Any, *, decode: Callable[[Encoded], Any]) -> bytes:
     return text
 
 
-def array_cell(value: Any, *, known: Known, check: Check, is_text: bool) -> NDArray[Any]:
+def array_cell(value: Any, *, known: Known, check: Check, is_text: bool) -> Numbers:
     """Convert lists of numbers to an array. known: its dtype and shape, None keeps those of the
     lists. check: returns why it is invalid. is_text: of a CSV, as JSON or as numbers between
     spaces, commas or semicolons."""
@@ -172,7 +172,7 @@ def array_cell(value: Any, *, known: Known, check: Check, is_text: bool) -> NDAr
     return array
 
 
-def _array_of(value: Any) -> NDArray[Any]:
+def _array_of(value: Any) -> Numbers:
     """Convert lists of numbers to an array of bool, int64 or float64."""
     kinds = _leaves(value)
     if not kinds <= {int, float} and kinds != {bool}:

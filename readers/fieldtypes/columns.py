@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from penstock.readers.types import EncodedBatch, Ints, offsets_of
+from penstock.readers.types import Bools, EncodedBatch, Floats, Ints, Numbers, offsets_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    Rows = Sequence[int] | NDArray[np.int64]
+    Rows = Sequence[int] | Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +66,7 @@ class ListColumn(_Samples):
 class DenseColumn:
     """Samples of one shape. values: shape (n, *shape)."""
 
-    values: NDArray[Any]
+    values: Numbers
 
     def __len__(self) -> int:
         return len(self.values)
@@ -75,9 +75,9 @@ class DenseColumn:
     def size_bytes(self) -> int:
         return self.values.nbytes
 
-    def sample(self, row: int) -> NDArray[Any]:
+    def sample(self, row: int) -> Numbers:
         """Return the value of one sample."""
-        value: NDArray[Any] = self.values[row]
+        value: Numbers = self.values[row]
         return value
 
     def take(self, rows: Rows | slice) -> DenseColumn:
@@ -94,9 +94,9 @@ class RaggedColumn:
     dimensions); None if offsets and rest determine them.
     """
 
-    values: NDArray[Any]
-    offsets: NDArray[np.int64]
-    shapes: NDArray[np.int64] | None = None
+    values: Numbers
+    offsets: Ints
+    shapes: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -105,18 +105,18 @@ class RaggedColumn:
     def size_bytes(self) -> int:
         return self.values.nbytes
 
-    def sample(self, row: int) -> NDArray[Any]:
+    def sample(self, row: int) -> Numbers:
         """Return one sample in its shape, as a view."""
         flat = self.values[self.offsets[row] : self.offsets[row + 1]]
         return flat if self.shapes is None else flat.reshape(self.shapes[row])
 
     @property
-    def first_lengths(self) -> NDArray[np.int64]:
+    def first_lengths(self) -> Ints:
         """The first length of each sample, int64, shape (n,)."""
         return np.diff(self.offsets) if self.shapes is None else self.shapes[:, 0]
 
     @property
-    def nothing(self) -> NDArray[Any]:
+    def nothing(self) -> Numbers:
         """An empty sample, for rows without a value."""
         empty = self.values[:0]
         return empty if self.shapes is None else empty.reshape((0,) * self.shapes.shape[1])
@@ -128,7 +128,7 @@ class RaggedColumn:
         return RaggedColumn.of(samples, like=self)
 
     @classmethod
-    def of(cls, samples: Sequence[NDArray[Any]], *, like: RaggedColumn) -> RaggedColumn:
+    def of(cls, samples: Sequence[Numbers], *, like: RaggedColumn) -> RaggedColumn:
         """Join samples in the layout of another column."""
         flat = [each.reshape(-1) if like.shapes is not None else each for each in samples]
         offsets = offsets_of([len(each) for each in flat])
@@ -190,11 +190,11 @@ class PartLoads(NamedTuple):
     that was read together with others."""
 
     parts: Ints
-    amounts: NDArray[np.float64]
+    amounts: Floats
     share: float = 1.0
 
     @classmethod
-    def of(cls, counts: NDArray[np.int64]) -> PartLoads:
+    def of(cls, counts: Ints) -> PartLoads:
         """Return a read of several parts at once, without its bytes and its time, which are added
         when they are known. counts: the samples of each part, int64, shape (parts,)."""
         parts = np.flatnonzero(counts)
@@ -213,16 +213,16 @@ class SampleBatch:
     of a mixture or concatenation; None for other sources.
     """
 
-    ids: NDArray[np.int64]
+    ids: Ints
     columns: Mapping[str, Column]
-    present: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+    present: Mapping[str, Bools] = field(default_factory=dict)
     bytes_read: int = 0
     loads: PartLoads | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def has(self, name: str) -> NDArray[np.bool_]:
+    def has(self, name: str) -> Bools:
         """Return which samples have a field, bool, shape (n,): all if `present` doesn't list it, as
         for a part of a concatenation whose dataset has it everywhere."""
         present = self.present.get(name)
@@ -325,10 +325,7 @@ class ColumnCrop:
 
 
 def put_parts(
-    samples: Iterable[NDArray[Any]],
-    corners: Ints,
-    out: NDArray[Any],
-    places: Sequence[int] | Ints | slice,
+    samples: Iterable[Numbers], corners: Ints, out: Numbers, places: Sequence[int] | Ints | slice
 ) -> None:
     """Copy the part of each sample to out[place]. corners: as of `ColumnCrop`. places: in out, one
     per sample."""

@@ -7,26 +7,24 @@ Tables and chunks aren't read when they are indexed: `ValueChecks` checks their 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from penstock.readers.fieldtypes.array_forms import bare_facts, decode_array
 from penstock.readers.fieldtypes.columns import ArrayColumn, EncodedColumn, RaggedColumn
 from penstock.readers.fieldtypes.verification import check_images, named_verify
-from penstock.readers.types import MAX_PIXELS, UNFIT, Encoded, Facts, Rejection, Verify
+from penstock.readers.types import MAX_PIXELS, UNFIT, Encoded, Facts, Numbers, Rejection, Verify
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from penstock.readers.fieldtypes.columns import SampleBatch
-    from penstock.readers.fieldtypes.field_type import FieldType
+    from penstock.readers.fieldtypes.field_type import FieldType, FieldTypes
     from penstock.readers.fieldtypes.schema import Schema
 
     Spans = Mapping[str, Sequence[Encoded | Rejection | None]]
-    Noted = Mapping[str, Sequence[NDArray[Any] | None]]
+    Noted = Mapping[str, Sequence[Numbers | None]]
     Checked = Mapping[str, Sequence[Facts | Rejection | None]]
 
 
@@ -111,7 +109,7 @@ def examine(
 
 
 def check_related(
-    values: Mapping[str, NDArray[Any] | None], facts: Mapping[str, Facts], schema: Schema
+    values: Mapping[str, Numbers | None], facts: Mapping[str, Facts], schema: Schema
 ) -> Rejection | None:
     """Return why values of a sample are invalid or lie outside their image, why a mask doesn't have
     the size of its image, or why arrays that belong to boxes don't have one row per box; else None.
@@ -149,7 +147,7 @@ class ValueChecks:
     """Checks the values of fields whose type has rules for them, such as boxes. Safe on any
     thread."""
 
-    def __init__(self, types: Mapping[str, FieldType], *, samples: int) -> None:
+    def __init__(self, types: FieldTypes, *, samples: int) -> None:
         """samples: of the dataset."""
         from penstock.readers.fieldtypes.boxes import BoxUnits
 
@@ -157,9 +155,7 @@ class ValueChecks:
         self._units = BoxUnits(enough=min(8, samples))
 
     @classmethod
-    def of(
-        cls, schema: Mapping[str, FieldType], fields: Sequence[str], *, samples: int
-    ) -> ValueChecks | None:
+    def of(cls, schema: FieldTypes, fields: Sequence[str], *, samples: int) -> ValueChecks | None:
         """Return checks of those of the fields that have rules; None if there are none."""
         types = {name: schema[name] for name in fields if name in schema}
         types = {name: t for name, t in types.items() if t.checks_values and not t.is_encoded}
@@ -181,7 +177,7 @@ class ValueChecks:
                 if type.check_values(column.values, sizes) is None:
                     continue
             for row in np.flatnonzero(content.has(name)).tolist():
-                values: NDArray[Any] = column.sample(row)
+                values: Numbers = column.sample(row)
                 size = None if dims is None else np.repeat(dims[row : row + 1], len(values), axis=0)
                 if (refusal := type.check_values(values, size)) is not None:
                     found.setdefault(row, f"{name}: {refusal.reason}. {UNFIT}")

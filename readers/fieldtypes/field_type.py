@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes.array_forms import Known
-    from penstock.readers.types import Encoded
+    from penstock.readers.types import Bools, Encoded, Ints, Numbers
 
     Size = tuple[int, int]
     Sizes = Size | NDArray[np.int32]
@@ -74,16 +74,14 @@ class Moves(Protocol):
     """The moves of the n images of a batch, which `follow` applies to what belongs to them."""
 
     @property
-    def size(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def size(self) -> tuple[Ints, Ints]:
         """The heights and widths of the images as stored, int64, (n,) each."""
 
     @property
-    def mirrored(self) -> NDArray[np.bool_]:
+    def mirrored(self) -> Bools:
         """Return which images are mirrored, bool, (n,): left and right are exchanged."""
 
-    def move_masks(
-        self, masks: Sequence[NDArray[Any]], *, dtype: Any = None
-    ) -> NDArray[Any] | list[NDArray[Any]]:
+    def move_masks(self, masks: Sequence[Numbers], *, dtype: Any = None) -> Numbers | list[Numbers]:
         """Return one number per pixel by nearest neighbours, shape (n, height, width), or a list if
         the images differ in size. masks: one of each image's size, without pixels if missing.
         dtype: of the result."""
@@ -93,14 +91,14 @@ class Moves(Protocol):
         result, before the first warp, negative outside: int64, (n, length) each, or a list of
         arrays if images differ in size."""
 
-    def warp(self, row: int, masks: NDArray[Any]) -> None:
+    def warp(self, row: int, masks: Numbers) -> None:
         """Move several masks of one image in place by the moves from the first warp on, with 0
         outside. row: of the image. masks: shape (masks, height, width)."""
 
-    def move_boxes(self, boxes: NDArray[Any], owner: NDArray[np.int64]) -> NDArray[np.float32]:
+    def move_boxes(self, boxes: Numbers, owner: Ints) -> NDArray[np.float32]:
         """Return x1, y1, x2, y2 of boxes, clipped, shape (k, 4). owner: row of each one's image."""
 
-    def move_points(self, points: NDArray[Any], owner: NDArray[np.int64]) -> NDArray[np.float32]:
+    def move_points(self, points: Numbers, owner: Ints) -> NDArray[np.float32]:
         """Return x, y of points, shape (k, 2). owner: row of each one's image."""
 
 
@@ -266,7 +264,7 @@ class FieldType:
         head: the first `head_bytes` of them."""
         return None
 
-    def check_values(self, values: NDArray[Any], size: Sizes | None = None) -> Rejection | None:
+    def check_values(self, values: Numbers, size: Sizes | None = None) -> Rejection | None:
         """Return why the values of one sample are invalid, or None. They have the type's form.
 
         values: as stored. size: height and width of the image to which they belong, None if it is
@@ -279,7 +277,7 @@ class FieldType:
         those of its image; None if they record none."""
         return (shape[0], shape[1]) if self.has_sides else None
 
-    def rows_of(self, value: NDArray[Any]) -> int:
+    def rows_of(self, value: Numbers) -> int:
         """Return the rows of a stored sample of a field that has one for each box, of bytes if it
         is encoded."""
         return len(value)
@@ -367,7 +365,7 @@ class FieldType:
         """
         raise NotImplementedError(f"{type(self).__name__}.follow")
 
-    def resized(self, value: NDArray[Any], before: Size, after: Size) -> NDArray[Any]:
+    def resized(self, value: Numbers, before: Size, after: Size) -> Numbers:
         """Return a stored sample, the bytes of an encoded one, for its image in another size, as
         `pack` stores it. before, after: height and width of the image. Raises ValueError if that
         isn't possible."""
@@ -420,13 +418,13 @@ class FieldType:
         form = self.stored
         return self.is_class or (form is not None and not np.can_cast(stored, form.dtype))
 
-    def unfit(self, numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_]:
+    def unfit(self, numbers: Numbers, dtype: np.dtype[Any]) -> Bools:
         """Mark the stored numbers that aren't values of the type: integers out of range, and
         fractions that would become infinite. dtype: of the values. Returns bools of their shape."""
         return unfit_numbers(dtype, numbers)
 
     def put_fitting(
-        self, field: str, found: NDArray[Any], out: NDArray[Any], places: NDArray[np.int64] | slice
+        self, field: str, found: Numbers, out: Numbers, places: Ints | slice
     ) -> dict[int, str]:
         """Write rows of stored numbers to out[places], with zeros for a row that doesn't fit.
         Returns the reasons by row."""
@@ -469,6 +467,9 @@ _MODULES = {
     "instance_masks": "instance_masks",
     **dict.fromkeys(("boxes", "keypoints", "instance_keypoints", "image_size"), "boxes"),
 }
+FieldTypes = Mapping[str, FieldType]
+"""The types of fields, by name."""
+
 _KNOWN: dict[str, type[FieldType]] = {}
 _MAIN = {"__main__", "__mp_main__"}  # a script may be imported under its own name as well
 

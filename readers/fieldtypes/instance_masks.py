@@ -22,7 +22,17 @@ from penstock.readers.fieldtypes.cells import shorten
 from penstock.readers.fieldtypes.columns import Column, DenseColumn, RaggedColumn
 from penstock.readers.fieldtypes.field_type import FieldType, check_reference, frozen_type
 from penstock.readers.fieldtypes.masks import nearest
-from penstock.readers.types import MAX_PIXELS, Encoded, Facts, Ints, Rejection, offsets_of
+from penstock.readers.types import (
+    MAX_PIXELS,
+    Bools,
+    Encoded,
+    Facts,
+    Floats,
+    Ints,
+    Numbers,
+    Rejection,
+    offsets_of,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -63,7 +73,7 @@ class Segmentations(Sequence[Any]):
     An item is a list of polygons, a dict of runs, or None.
     """
 
-    numbers: NDArray[np.float64]
+    numbers: Floats
     texts: NDArray[np.uint8]
     parts: Ints
     boxes: int
@@ -143,7 +153,7 @@ class Segmentations(Sequence[Any]):
     def __len__(self) -> int:
         return self.boxes
 
-    def __getitem__(self, index: int | slice | NDArray[np.bool_]) -> Any:
+    def __getitem__(self, index: int | slice | Bools) -> Any:
         """Return the segmentation of one box, or a list of several, as COCO writes them; or, for
         bools of shape (boxes,), the segmentations of some boxes."""
         if isinstance(index, np.ndarray):
@@ -173,7 +183,7 @@ class Segmentations(Sequence[Any]):
         numbers = (self.numbers.reshape(-1, 2) * size[::-1]).reshape(-1)
         return replace(self, numbers=numbers)
 
-    def draw(self, size: Size, rows: Ints, columns: Ints, out: NDArray[Any]) -> None:
+    def draw(self, size: Size, rows: Ints, columns: Ints, out: Numbers) -> None:
         """Draw the masks where a move shows them, into zeros.
 
         size: height and width of the image. rows, columns: of the image for each row and column of
@@ -325,7 +335,7 @@ class InstanceMasks(FieldType):
         """Return the number of boxes that a sample has masks for."""
         return len(self.decode(payload))
 
-    def check_values(self, values: NDArray[Any], size: Any = None) -> Rejection | None:
+    def check_values(self, values: Numbers, size: Any = None) -> Rejection | None:
         """Return why the bytes of a sample aren't masks of an image of this size, or None. size:
         height and width; None if they are unknown."""
         try:
@@ -415,7 +425,7 @@ class InstanceMasks(FieldType):
         return (len(masks),)
 
     def _of_one_size(
-        self, values: NDArray[Any], masks: Sequence[Segmentations]
+        self, values: Numbers, masks: Sequence[Segmentations]
     ) -> DenseColumn | RaggedColumn:
         """Return the column of samples of one height and width, from what they hold end to end."""
         offsets = offsets_of([len(each) for each in masks])
@@ -435,6 +445,6 @@ class _InstanceIds(InstanceMasks):
         return ()
 
     def _of_one_size(
-        self, values: NDArray[Any], masks: Sequence[Segmentations]
+        self, values: Numbers, masks: Sequence[Segmentations]
     ) -> DenseColumn | RaggedColumn:
         return DenseColumn(values)

@@ -25,7 +25,12 @@ from penstock.readers.fieldtypes.array_forms import (
     read_npy_header,
 )
 from penstock.readers.fieldtypes.columns import ArrayColumn, Column, DenseColumn, ListColumn
-from penstock.readers.fieldtypes.field_type import FieldType, check_reference, frozen_type
+from penstock.readers.fieldtypes.field_type import (
+    FieldType,
+    FieldTypes,
+    check_reference,
+    frozen_type,
+)
 from penstock.readers.fieldtypes.verification import (
     IMAGE_HEAD_BYTES,
     open_with_plugin,
@@ -37,10 +42,8 @@ from penstock.readers.types import MAX_PIXELS, Facts, Rejection, accepted, failu
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from penstock.readers.fieldtypes.field_type import Moves, Size
-    from penstock.readers.types import Encoded
+    from penstock.readers.types import Encoded, Ints, Numbers
 
 _TO_PNG = "write class numbers as a grey or palette PNG, or as integers in an .npy file"
 _CODECS = ("png", "tiff", "bmp", "pnm")
@@ -94,7 +97,7 @@ class Mask(FieldType):
         codec = _codec_of(data) + (_WIDE if classes.dtype != np.uint8 else "")
         return Facts.of(data, shape=(*classes.shape, 1), codec=codec)
 
-    def decode(self, payload: Encoded, *, max_pixels: int = MAX_PIXELS) -> NDArray[Any]:
+    def decode(self, payload: Encoded, *, max_pixels: int = MAX_PIXELS) -> Numbers:
         """Decode the class numbers of a mask from an image file or an .npy file: uint8 or int32,
         shape (height, width)."""
         classes = _classes(payload, _codec_of(payload), max_pixels=max_pixels)
@@ -146,7 +149,7 @@ class Mask(FieldType):
         Image.fromarray(classes if is_small else classes.astype(np.uint16)).save(buffer, "PNG")
         return np.frombuffer(buffer.getvalue(), np.uint8)
 
-    def returned(self, value: Any) -> NDArray[Any]:
+    def returned(self, value: Any) -> Numbers:
         """Convert class numbers of any integer dtype."""
         kinds = "uint8" if self.dtype == "uint8" else "uint8 or int32"
         wanted = f"class numbers, {kinds}, of shape (height, width)"
@@ -164,18 +167,18 @@ class Mask(FieldType):
         return ListColumn(samples)
 
 
-def nearest(before: int, after: int) -> NDArray[np.int64]:
+def nearest(before: int, after: int) -> Ints:
     """Return the source pixel of each pixel of a resized side, int64, shape (after,)."""
     return (2 * np.arange(after, dtype=np.int64) + 1) * before // (2 * after)
 
 
-def common_dtype(masks: Sequence[NDArray[Any]]) -> np.dtype[Any]:
+def common_dtype(masks: Sequence[Numbers]) -> np.dtype[Any]:
     """Return the dtype that holds the values of all masks of a batch; uint8 without any mask."""
     kinds = {mask.dtype for mask in masks if mask.size}
     return np.result_type(*kinds) if kinds else np.dtype(np.uint8)
 
 
-def narrow(classes: NDArray[Any]) -> NDArray[Any]:
+def narrow(classes: Numbers) -> Numbers:
     """Convert class numbers to the dtype of masks: uint8 if they are stored in 8 bits, else int32.
     Raises ValueError if they need more than 32 bits."""
     if classes.dtype in (np.uint8, np.bool_):
@@ -201,7 +204,7 @@ def _codec_of(data: Encoded) -> str:
     )
 
 
-def _classes(data: Encoded, codec: str, *, max_pixels: int) -> NDArray[Any]:
+def _classes(data: Encoded, codec: str, *, max_pixels: int) -> Numbers:
     """Decode a mask upright: uint8 if 8 bits hold it, else int32. Raises ValueError."""
     if codec == "npy":
         header = accepted(read_npy_header(data))
@@ -223,7 +226,7 @@ def _classes(data: Encoded, codec: str, *, max_pixels: int) -> NDArray[Any]:
     return narrow(accepted(found))
 
 
-def _image_classes(image: Any, data: Encoded, codec: str) -> NDArray[Any] | Rejection:
+def _image_classes(image: Any, data: Encoded, codec: str) -> Numbers | Rejection:
     """Decode the class numbers of an open image, or return why an intact file isn't a mask."""
     from PIL import ImageOps
 
@@ -253,10 +256,7 @@ _MASK_NAMES = ("mask", "seg")
 
 
 def masks_by_name(
-    types: Mapping[str, FieldType],
-    extensions: Mapping[str, Iterable[str]],
-    *,
-    given: Collection[str] = (),
+    types: FieldTypes, extensions: Mapping[str, Iterable[str]], *, given: Collection[str] = ()
 ) -> tuple[dict[str, Mask], list[str], list[str]]:
     """Choose the fields that are masks by their names. Return them, a sentence for each decision,
     and one for each other field whose name is that of masks.

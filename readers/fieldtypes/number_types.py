@@ -14,17 +14,17 @@ from penstock.cache import ConfigError
 from penstock.readers.fieldtypes.array_forms import (
     AUTO_DTYPE,
     ArrayForm,
-    Known,
     advice,
     is_shape,
     unfit_numbers,
     widened,
 )
-from penstock.readers.fieldtypes.field_type import FieldType, Sizes, check_dtype, frozen_type
-from penstock.readers.types import CODECS, Facts, Rejection
+from penstock.readers.fieldtypes.field_type import FieldType, check_dtype, frozen_type
+from penstock.readers.types import CODECS, Bools, Facts, Numbers, Rejection
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from penstock.readers.fieldtypes.array_forms import Known
+    from penstock.readers.fieldtypes.field_type import Sizes
 
 
 _MAX_NAMES, _MAX_NAME_LENGTH, _NAMES_SHOWN = 2**24, 4096, 5
@@ -96,7 +96,7 @@ class _Numbered(_Classes):
 
     __slots__ = ()
 
-    def unfit(self, numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_]:
+    def unfit(self, numbers: Numbers, dtype: np.dtype[Any]) -> Bools:
         unfit = unfit_numbers(dtype, numbers) | (numbers < 0)
         return unfit | (numbers >= len(self.names)) if self.names else unfit
 
@@ -124,7 +124,7 @@ class ClassLabel(_Numbered):
     def column_kinds(self) -> Set[str]:
         return {"number", "text"} if self.names else {"number"}
 
-    def returned(self, value: Any) -> NDArray[Any]:
+    def returned(self, value: Any) -> Numbers:
         """Convert a class number of any integer type."""
         array = np.asarray(value) if hasattr(value, "dtype") else value
         if isinstance(array, np.ndarray) and array.dtype.kind in "iu":
@@ -175,7 +175,7 @@ class ClassLabels(_Numbered):
     def form(self) -> ArrayForm:
         return ArrayForm(_INT64, (None,))
 
-    def check_values(self, values: NDArray[Any], size: Sizes | None = None) -> Rejection | None:
+    def check_values(self, values: Numbers, size: Sizes | None = None) -> Rejection | None:
         """Return why the numbers aren't classes, or None."""
         unfit = self.unfit(values, _INT64)
         if not unfit.any():

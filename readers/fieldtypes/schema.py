@@ -20,6 +20,7 @@ from penstock.readers.fieldtypes.field_type import (
     PRESENT,
     SIZE,
     FieldType,
+    FieldTypes,
     check_field_name,
     check_field_type,
     from_json,
@@ -36,12 +37,12 @@ if TYPE_CHECKING:
 MAX_FIELDS = 4096
 
 
-class Schema(Mapping[str, FieldType]):
+class Schema(FieldTypes):
     """The named, typed fields of a sample, in order; immutable, and compared by value."""
 
     __slots__ = ("_fields",)
 
-    def __init__(self, fields: Mapping[str, FieldType]) -> None:
+    def __init__(self, fields: FieldTypes) -> None:
         """Check names and types. Raises ConfigError for invalid ones, and for masks, boxes and
         keypoints that refer to a field that isn't an image."""
         for name, type in fields.items():

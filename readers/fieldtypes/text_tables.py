@@ -27,7 +27,7 @@ from penstock.cache import ConfigError, DatasetError
 from penstock.readers.fieldtypes.array_forms import fits, widened
 from penstock.readers.fieldtypes.cells import INT64, number_of, shorten
 from penstock.readers.fieldtypes.columns import Column, EncodedColumn
-from penstock.readers.fieldtypes.field_type import PRESENT, FieldType, is_field_name
+from penstock.readers.fieldtypes.field_type import PRESENT, FieldType, FieldTypes, is_field_name
 from penstock.readers.fieldtypes.media import Text
 from penstock.readers.fieldtypes.number_types import Array, ClassLabel, Value, some_names
 from penstock.readers.fieldtypes.schema import LABEL
@@ -36,7 +36,7 @@ from penstock.readers.files import printable
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
+    from penstock.readers.types import Bools, Numbers
 
     Places = Sequence[int] | Sequence[str] | Sequence[bytes] | Sequence[int | str | bytes]
 
@@ -268,7 +268,7 @@ class TableFields:
 
     types: dict[str, FieldType] = field(default_factory=dict)
     values: dict[str, Column] = field(default_factory=dict)
-    present: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+    present: dict[str, Bools] = field(default_factory=dict)
     rejected: dict[int, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -276,7 +276,7 @@ class TableFields:
 
 
 def fields_of(
-    table: TextTable, schema: Mapping[str, FieldType] | None = None, *, is_lenient: bool = False
+    table: TextTable, schema: FieldTypes | None = None, *, is_lenient: bool = False
 ) -> TableFields:
     """Convert the columns of a table to fields. schema: types of some columns. is_lenient: leave
     out a column that holds two kinds of values, unless it is the label.
@@ -427,7 +427,7 @@ def _class_names(table: TextTable, name: str, found: TableFields) -> tuple[str, 
     return tuple(names)
 
 
-def _dtype_and_shape(arrays: Sequence[NDArray[Any]]) -> tuple[str, tuple[int | None, ...]]:
+def _dtype_and_shape(arrays: Sequence[Numbers]) -> tuple[str, tuple[int | None, ...]]:
     """Return the dtype and the shape that all arrays have: float32 if it holds all floats, and None
     for lengths that differ."""
     full = [each for each in arrays if each.shape != (0,)]

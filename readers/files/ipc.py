@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from penstock.readers.types import Ints
 
 CONTINUES = b"\xff\xff\xff\xff"
 """Precedes the size of a message; absent in files of before Arrow 0.15."""
@@ -74,7 +74,7 @@ class FlatTable:
         places = range(start, start + 4 * count, 4)
         return [FlatTable(self._data, at + _unpack(_I32, self._data, at)) for at in places]
 
-    def longs(self, field: int, *, each: int) -> NDArray[np.int64]:
+    def longs(self, field: int, *, each: int) -> Ints:
         """Return a vector of structs of longs, int64, shape (n, each)."""
         start, count = self._vector(field, 8 * each)
         flat = np.frombuffer(self._data, "<i8", count * each, start)

@@ -27,8 +27,7 @@ from penstock.cache.base import machine_remedy, map_file, read_error
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    import numpy as np
-    from numpy.typing import NDArray
+    from penstock.readers.types import Ints
 
 
 _madvise = ctypes.CDLL(None, use_errno=True).madvise
@@ -67,7 +66,7 @@ def read_buffer(path: bytes) -> Any:
 _TAIL_BYTES = 256 * 2**10
 
 
-def advise_willneed(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+def advise_willneed(starts: Ints, ends: Ints) -> None:
     """Call madvise(MADV_WILLNEED) for address ranges of mapped files, int64, shape (n,), end
     exclusive. Returns at once; errors are ignored, since advice changes no result."""
     first = starts & -mmap.PAGESIZE

@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
-from penstock.readers.fieldtypes import Array, FieldType, Schema, Value, is_field_name
+from penstock.readers.fieldtypes import Array, FieldType, FieldTypes, Schema, Value, is_field_name
 from penstock.readers.formats.array_windows import ArrayWindows, Shape, windows_of
 from penstock.readers.formats.shard_summary import MAX_SAMPLES
 from penstock.readers.types import Rejection
@@ -113,7 +113,7 @@ def matched_windows(
 
 def array_schema(
     stored: Mapping[str, tuple[np.dtype[Any], tuple[int | None, ...]]],
-    given: Mapping[str, FieldType],
+    given: FieldTypes,
     samples: int,
     *,
     url: str,

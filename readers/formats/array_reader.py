@@ -29,13 +29,11 @@ from penstock.readers.formats.open_shard import StridedRows
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from penstock.readers.formats.array_windows import ArrayWindows, ChunkGrid, Shape
     from penstock.readers.formats.chunk_data import ShardData
     from penstock.readers.formats.chunked import ChunkedShardFacts, Crops, Parts
     from penstock.readers.formats.open_shard import Places
-    from penstock.readers.types import Encoded, Ints
+    from penstock.readers.types import Encoded, Ints, Numbers
 
     Step = Callable[[Encoded, Encoded | None], Encoded]
     """Decodes bytes: it returns new ones, or fills and returns the second argument, which has their
@@ -101,7 +99,7 @@ class ChunkDecoder:
         axes = range(len(self.shape))
         return tuple(axes) if self.order is None else tuple(self.order.index(axis) for axis in axes)
 
-    def decode(self, data: Encoded, out: NDArray[Any] | None = None) -> NDArray[Any]:
+    def decode(self, data: Encoded, out: Numbers | None = None) -> Numbers:
         """Decode a chunk to numbers, in the shape of a whole chunk. At the end of an array, a part
         of the chunk is outside of the array.
 
@@ -123,7 +121,7 @@ class ChunkDecoder:
             return out
         # A view of bytes other than 0 and 1 would make invalid bools.
         flat = data != 0 if self._are_checked else data.view(self.stored)
-        chunk: NDArray[Any] = flat.reshape(self._layout).transpose(self._axes)
+        chunk: Numbers = flat.reshape(self._layout).transpose(self._axes)
         if out is None:
             return chunk
         out[...] = chunk
@@ -247,7 +245,7 @@ class ArrayReader(ChunkReader):
         self,
         field: str,
         rows: Ints,
-        out: NDArray[Any],
+        out: Numbers,
         places: Places,
         *,
         data: ShardData,
@@ -287,8 +285,8 @@ class ArrayReader(ChunkReader):
         return columns
 
     def _whole(
-        self, name: str, rows: Ints, data: ShardData, wrong: dict[int, str], empty: NDArray[Any]
-    ) -> list[NDArray[Any]]:
+        self, name: str, rows: Ints, data: ShardData, wrong: dict[int, str], empty: Numbers
+    ) -> list[Numbers]:
         """Return the arrays of samples that are one chunk each, whose shapes differ. empty:
         replaces a damaged one."""
         pieces, of_rows = np.unique(self._piece_of(rows), return_inverse=True)
@@ -425,7 +423,7 @@ class _PartReader:
     def gather(
         self,
         samples: Ints,
-        out: NDArray[Any],
+        out: Numbers,
         places: Places,
         data: ShardData,
         wrong: dict[int, str],
@@ -481,7 +479,7 @@ class _PartReader:
         return bool((self.sizes[extents - self.extent] == self._chunk_bytes).all())
 
     def _gather_numbers(
-        self, starts: Ints, lengths: Shape, out: NDArray[Any], places: Places, data: ShardData
+        self, starts: Ints, lengths: Shape, out: Numbers, places: Places, data: ShardData
     ) -> None:
         """Copy parts out of the mapped numbers of an array, or read their byte ranges."""
         view, dtype = None, self.part.dtype
@@ -505,7 +503,7 @@ class _PartReader:
             ranges.copy(encoded, out[place])
 
     def _gather_chunks(
-        self, extents: Ints, out: NDArray[Any], places: Ints, data: ShardData, wrong: dict[int, str]
+        self, extents: Ints, out: Numbers, places: Ints, data: ShardData, wrong: dict[int, str]
     ) -> None:
         """Decode samples that are one chunk each directly into their slots. extents: one for each
         sample."""
@@ -523,7 +521,7 @@ class _PartReader:
 
     def _chunks(
         self, wanted: Mapping[int, tuple[int, int]], data: ShardData
-    ) -> Iterator[tuple[int, NDArray[Any] | ValueError]]:
+    ) -> Iterator[tuple[int, Numbers | ValueError]]:
         """Yield decoded chunks with their extents, in any order, or the error of a damaged one.
         wanted: by extent, bounds of the samples of this call that need it."""
         extents = [*wanted]
@@ -539,8 +537,8 @@ class _PartReader:
         )
 
     def _decode(
-        self, extents: Sequence[int], data: ShardData, slots: Sequence[NDArray[Any]] = ()
-    ) -> Iterator[tuple[int, NDArray[Any] | ValueError]]:
+        self, extents: Sequence[int], data: ShardData, slots: Sequence[Numbers] = ()
+    ) -> Iterator[tuple[int, Numbers | ValueError]]:
         """Yield decoded chunks with their extents, or the error of a damaged one. Chunks are
         decoded into slots if they are given."""
         decoder, shape, dtype = self.decoder, self._shape, self._dtype

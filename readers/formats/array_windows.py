@@ -20,13 +20,11 @@ from penstock.cache import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from numpy.typing import NDArray
-
     from penstock.readers.fieldtypes import ColumnCrop
     from penstock.readers.formats.chunk_data import ShardData
     from penstock.readers.formats.dataset_arguments import Window
     from penstock.readers.formats.open_shard import Places
-    from penstock.readers.types import Encoded, Ints
+    from penstock.readers.types import Encoded, Ints, Numbers
 
 
 Shape = tuple[int, ...]
@@ -361,7 +359,7 @@ class PartCopier:
     """
 
     def __init__(
-        self, begins: Ints, lengths: Shape, out: NDArray[Any], places: Places, chunk: Shape
+        self, begins: Ints, lengths: Shape, out: Numbers, places: Places, chunk: Shape
     ) -> None:
         self._begins, self._lengths, self._out = begins, lengths, out
         self._places = place_numbers(places, len(begins))
@@ -376,7 +374,7 @@ class PartCopier:
             self._firsts: list[int] = (self._places * size).tolist()
             self._steps: list[int] = (begins[:, 0] * size).tolist()
 
-    def copy(self, chunk: NDArray[Any], low: int, high: int) -> None:
+    def copy(self, chunk: Numbers, low: int, high: int) -> None:
         """Copy from a chunk its overlap with the parts [low, high)."""
         begins, out = self._begins, self._out
         if self.are_steps:
@@ -411,7 +409,7 @@ class PartCopier:
 
 
 def _copy_overlap(
-    chunk: NDArray[Any], begin: Sequence[int], lengths: Sequence[int], part: NDArray[Any]
+    chunk: Numbers, begin: Sequence[int], lengths: Sequence[int], part: Numbers
 ) -> None:
     """Copy the overlap of one part and the chunk."""
     into, source = [], []
@@ -460,7 +458,7 @@ class PartRanges:
         self._offsets: Ints = np.array(self._strides[:axis], np.int64) @ steps
 
     def read_into(
-        self, data: ShardData, extents: Sequence[int], starts: Ints, out: NDArray[Any], places: Ints
+        self, data: ShardData, extents: Sequence[int], starts: Ints, out: Numbers, places: Ints
     ) -> bool:
         """Read parts directly into out[places]; return False, without effect, unless each part is
         exactly one range that is large enough for a read of its own.
@@ -493,7 +491,7 @@ class PartRanges:
         begins = ((starts @ strides)[:, None] + self._offsets).reshape(-1)
         return begins.tolist(), (begins + self._range_bytes).tolist()
 
-    def copy(self, encoded: Iterator[Encoded], slot: NDArray[Any]) -> None:
+    def copy(self, encoded: Iterator[Encoded], slot: Numbers) -> None:
         """Copy the ranges of the next part into its slot."""
         inner, strides = self._lengths[self._axis :], tuple(self._strides[self._axis :])
         for place in np.ndindex(self._lengths[: self._axis]):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError, PenstockError, ordered
-from penstock.readers.fieldtypes import ArrayForm, FieldType, Schema
+from penstock.readers.fieldtypes import ArrayForm, FieldType, FieldTypes, Schema
 from penstock.readers.files import printable
 from penstock.readers.formats.candidates import PART_BYTES, part_bounds
 from penstock.readers.formats.chunked import ChunkedDataset, ChunkedShardFacts, ChunkFormat
@@ -30,14 +30,12 @@ from penstock.readers.formats.unit_reader import ROW_BYTES, UnitReader, UnitValu
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from penstock.readers.formats.chunk_data import ShardData
     from penstock.readers.formats.format import DatasetFiles
     from penstock.readers.origin import Entry, Origin
-    from penstock.readers.types import Encoded, Ints
+    from penstock.readers.types import Bools, Encoded, Ints, Numbers
 
-    Samples = NDArray[Any] | list[NDArray[Any]]
+    Samples = Numbers | list[Numbers]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,16 +57,14 @@ class BlockFormat(ChunkFormat):
     """The base of formats whose files consist of blocks. Several threads may call its methods."""
 
     @abstractmethod
-    def blocks(
-        self, file: DataFile, entry: Entry
-    ) -> tuple[Mapping[str, FieldType], Sequence[Block]]:
+    def blocks(self, file: DataFile, entry: Entry) -> tuple[FieldTypes, Sequence[Block]]:
         """Return the fields of a file's records, the same for all files, and its blocks in order.
 
         Raises ValueError with the reason for a file that doesn't have this format.
         """
 
     @abstractmethod
-    def decode(self, data: Encoded, block: Block) -> Mapping[str, Any] | NDArray[Any]:
+    def decode(self, data: Encoded, block: Block) -> Mapping[str, Any] | Numbers:
         """Return the records of a block: values by field, or an array with a field of numpy for
         each.
 
@@ -159,23 +155,21 @@ class BlockValues(UnitValues):
     """The samples of a field in a block, in an array or a list of arrays. has: which records have
     them; None if all have."""
 
-    def __init__(self, samples: Samples, has: NDArray[np.bool_] | None) -> None:
+    def __init__(self, samples: Samples, has: Bools | None) -> None:
         self._samples, self._has = samples, has
         arrays = [samples] if isinstance(samples, np.ndarray) else samples
         self.nbytes = sum(each.nbytes for each in arrays)
 
-    def dense(self, form: ArrayForm) -> NDArray[Any]:
+    def dense(self, form: ArrayForm) -> Numbers:
         """Return all samples as one array."""
         return np.asarray(self._samples)
 
-    def put(
-        self, samples: list[NDArray[Any]], here: Ints, rows: Ints, form: ArrayForm | None
-    ) -> None:
+    def put(self, samples: list[Numbers], here: Ints, rows: Ints, form: ArrayForm | None) -> None:
         """Put the samples of some records into a list."""
         for place, row in zip(here.tolist(), rows.tolist(), strict=True):
             samples[place] = self._samples[row]
 
-    def present(self, rows: Ints) -> NDArray[np.bool_] | None:
+    def present(self, rows: Ints) -> Bools | None:
         """Return which of some records have the field."""
         return None if self._has is None else self._has[rows]
 
@@ -251,7 +245,7 @@ def _checked(type: FieldType, values: Any, rows: int) -> BlockValues:
 
 def _numbers(
     type: FieldType, values: Any, form: ArrayForm, shape: tuple[int | None, ...]
-) -> NDArray[Any]:
+) -> Numbers:
     """Return numbers as an array of a shape. Raises ValueError if they don't fit the field."""
     array = np.asarray(values)
     if not array.size:

@@ -21,14 +21,14 @@ from penstock.readers.fieldtypes import DenseColumn, EncodedColumn, RaggedColumn
 from penstock.readers.files import printable
 from penstock.readers.formats.open_shard import MISSING, SampleLayout, Storage
 from penstock.readers.origin import QuarantineEntry
-from penstock.readers.types import MAX_PIXELS, Ints
+from penstock.readers.types import MAX_PIXELS, Bools, Ints
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
 
-    from penstock.readers.fieldtypes import Column, FieldType, TableFields
+    from penstock.readers.fieldtypes import Column, FieldTypes, TableFields
     from penstock.readers.formats.extents import ChunkedShard
     from penstock.readers.origin import Entry, LeftOut
 
@@ -39,7 +39,7 @@ PART_BYTES = 64 * 2**20
 """The target size of a shard, the same as of a pack. Items that can't be cut may be larger."""
 
 
-def part_bounds(sizes: ArrayLike, *, target_bytes: int | None = None) -> NDArray[np.int64]:
+def part_bounds(sizes: ArrayLike, *, target_bytes: int | None = None) -> Ints:
     """Return the bounds of contiguous parts of about one size: int64, shape (parts + 1,).
 
     sizes: bytes of each item, at least 0, shape (items,). Items aren't cut. target_bytes: size of a
@@ -99,12 +99,12 @@ class Spans:
     `dtype.str`. Its shape is the schema's, in which one length may be None.
     """
 
-    files: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    sizes: NDArray[np.int64]
+    files: Ints
+    starts: Ints
+    sizes: Ints
     codec: str | None = None
 
-    def take(self, rows: NDArray[np.int64]) -> Spans:
+    def take(self, rows: Ints) -> Spans:
         """Return the spans of these candidates, in this order."""
         return Spans(
             files=self.files[rows],
@@ -155,22 +155,19 @@ class Candidates:
     shard_bytes: int | None = None
     quarantined: Sequence[QuarantineEntry] = ()
     passed_over: Mapping[str, int] = field(default_factory=dict)
-    present: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+    present: Mapping[str, Bools] = field(default_factory=dict)
     chunked: Sequence[ChunkedShard] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
     unnamed: Mapping[str, LeftOut] = field(default_factory=dict)
     max_pixels: int = MAX_PIXELS
-    shard_of: NDArray[np.int64] | None = None
+    shard_of: Ints | None = None
     rejected: Mapping[int, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
     unread: Sequence[str] = ()
 
     @classmethod
     def of_files(
-        cls,
-        columns: Mapping[str, Sequence[Entry | None]],
-        types: Mapping[str, FieldType],
-        **more: Any,
+        cls, columns: Mapping[str, Sequence[Entry | None]], types: FieldTypes, **more: Any
     ) -> Candidates:
         """Return candidates whose fields are whole files.
 
@@ -215,7 +212,7 @@ class Candidates:
             unread=(*self.unread, *found.doubts, *unread),
         )
 
-    def take(self, positions: NDArray[np.int64]) -> Candidates:
+    def take(self, positions: Ints) -> Candidates:
         """Select some candidates for a worker: they form one shard, in this order."""
         used = (spans.files[positions].tolist() for spans in self.spans.values())
         numbers = {number for files in used for number in files} - {MISSING}
@@ -258,7 +255,7 @@ class Candidates:
             text = " ".join(self.unread).replace(f"{url}: ", "")
             warnings.warn(f"{url}: {text}", PenstockWarning, stacklevel=9)
 
-    def grouped(self, given: Mapping[str, FieldType], *, url: str) -> Candidates:
+    def grouped(self, given: FieldTypes, *, url: str) -> Candidates:
         """Return the candidates of a listing in shards.
 
         given: types from the user's schema, which are already those of the values. Raises
@@ -327,7 +324,7 @@ class Candidates:
         return "rows"
 
     @property
-    def sizes(self) -> NDArray[np.int64]:
+    def sizes(self) -> Ints:
         """Return the bytes of each candidate, over all its fields, int64, shape (n,)."""
         total = np.zeros(len(self), np.int64)
         for spans in self.spans.values():
@@ -337,7 +334,7 @@ class Candidates:
         return total
 
 
-def column_bytes(column: Column) -> NDArray[np.int64]:
+def column_bytes(column: Column) -> Ints:
     """Return the bytes of each sample of a column, int64, shape (n,)."""
     if isinstance(column, EncodedColumn):
         return np.array([len(sample) for sample in column.samples], np.int64)

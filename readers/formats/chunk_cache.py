@@ -30,11 +30,9 @@ from penstock.readers.formats.kept_chunks import KeptChunk, KeptChunks, ReadTall
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from penstock.readers.formats.chunk_files import ChunkFile, ChunkFiles
     from penstock.readers.formats.kept_chunks import DecodedCounts, Key
-    from penstock.readers.types import Encoded
+    from penstock.readers.types import Encoded, Numbers
 
     DecodeSeveral = Callable[[list[int]], Iterable[Any]]
     IsView = Callable[[int], bool]
@@ -63,7 +61,7 @@ class ChunkMemory:
         """Return the bytes that wait to be reused."""
         return sum(size * len(free) for size, free in list(self._free.items()))
 
-    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Numbers:
         """Return a writable array with undefined content. Its memory is reused once no view of it
         is left."""
         size_bytes = math.prod(shape) * dtype.itemsize

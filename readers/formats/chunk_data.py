@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from penstock.readers.formats.sidecar import ShardPlace, Sidecar
     from penstock.readers.types import Encoded, Ints
 
+    Places = Sequence[int] | Ints
     Fetches = Mapping[int, PendingFetch]
-    Numbers = Sequence[int] | Ints
 
 
 class ChunkParts:
@@ -138,7 +138,7 @@ class ShardData:
         sizes = self._extents.sizes[np.array(extents, np.int64)]
         return self.read_parts(extents, np.zeros_like(sizes), sizes)
 
-    def read_parts(self, extents: Sequence[int], starts: Numbers, ends: Numbers) -> list[Encoded]:
+    def read_parts(self, extents: Sequence[int], starts: Places, ends: Places) -> list[Encoded]:
         """Read bytes [start, end) of extents, counted from the extent's first byte, in parallel."""
         if not len(extents):
             return []

@@ -19,23 +19,24 @@ import numpy as np
 from penstock.cache import CorruptShardError, DatasetError, PenstockError, log
 from penstock.readers.byte_source import REINDEX
 from penstock.readers.fieldtypes import put_parts
-from penstock.readers.formats.chunk_data import ChunkParts, Fetches, ShardData
+from penstock.readers.formats.chunk_data import ChunkParts, ShardData
 from penstock.readers.formats.extents import ChunkedShard, Extents, decode_note
 from penstock.readers.formats.files_format import FilesFormat
-from penstock.readers.formats.format import DatasetFiles, Draw, ShardEntry, Snapshot
-from penstock.readers.formats.open_shard import OpenShard, Places, RowRequest, RowsOut, StridedRows
+from penstock.readers.formats.format import DatasetFiles, ShardEntry, Snapshot
+from penstock.readers.formats.open_shard import OpenShard, RowRequest, RowsOut, StridedRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from penstock.readers.fieldtypes import Column, ColumnCrop, Schema
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.chunk_cache import PendingFetch
+    from penstock.readers.formats.chunk_data import Fetches
+    from penstock.readers.formats.format import Draw
+    from penstock.readers.formats.open_shard import Places
     from penstock.readers.formats.sidecar import ShardPlace, Sidecar
     from penstock.readers.origin import LeftOut, Origin
-    from penstock.readers.types import Ints
+    from penstock.readers.types import Ints, Numbers
 
     Crops = Mapping[str, ColumnCrop]
     Parts = tuple[Sequence[int], Sequence[int], Sequence[int]]
@@ -105,7 +106,7 @@ class ChunkReader(ABC):
         self,
         field: str,
         rows: Ints,
-        out: NDArray[Any],
+        out: Numbers,
         places: Places,
         *,
         data: ShardData,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 import numpy as np
 
 from penstock.cache import ConfigError, DatasetError
-from penstock.readers.fieldtypes import MAX_FIELDS, FieldType, check_field_name
+from penstock.readers.fieldtypes import MAX_FIELDS, FieldTypes, check_field_name
 
 if TYPE_CHECKING:
     from penstock.readers.formats.format import Format
@@ -83,7 +83,7 @@ class Sampling:
                 )
 
     def check_arrays(
-        self, shapes: Mapping[str, tuple[int, ...]], types: Mapping[str, FieldType], *, url: str
+        self, shapes: Mapping[str, tuple[int, ...]], types: FieldTypes, *, url: str
     ) -> None:
         """Check that arrays can be the fields of a dataset.
 

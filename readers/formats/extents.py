@@ -25,7 +25,7 @@ from penstock.readers.types import Ints, offsets_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
 
     from penstock.readers.fieldtypes import Schema
 
@@ -39,8 +39,8 @@ class ShardFiles:
     """
 
     names: Sequence[bytes]
-    sizes: NDArray[np.int64]
-    mtimes_ns: NDArray[np.int64]
+    sizes: Ints
+    mtimes_ns: Ints
     versions: Sequence[str]
 
     @classmethod
@@ -62,7 +62,7 @@ class ShardFiles:
         return int(self.sizes.sum())
 
     @property
-    def starts(self) -> NDArray[np.int64]:
+    def starts(self) -> Ints:
         """Return the start of each file if they lie end to end, and the end, int64, shape (files +
         1,)."""
         return offsets_of(self.sizes)
@@ -89,10 +89,10 @@ class Extents:
     starts, sizes: bytes in that file. fields: number of the field in the schema.
     """
 
-    files: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    fields: NDArray[np.int64]
+    files: Ints
+    starts: Ints
+    sizes: Ints
+    fields: Ints
 
     @classmethod
     def of(cls, rows: ArrayLike) -> Extents:
@@ -100,7 +100,7 @@ class Extents:
         table = np.array(rows, np.int64).reshape(-1, 4)
         return cls(files=table[:, 0], starts=table[:, 1], sizes=table[:, 2], fields=table[:, 3])
 
-    def check(self, file_sizes: NDArray[np.int64], *, fields: int) -> None:
+    def check(self, file_sizes: Ints, *, fields: int) -> None:
         """Check that all extents lie in their files. Raises ValueError. fields: of the schema."""
         columns = (self.files, self.starts, self.sizes, self.fields)
         if not len(self):

@@ -23,9 +23,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from penstock.readers.fieldtypes import ColumnCrop, Schema
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.chunk_cache import DecodedChunks
@@ -33,8 +30,9 @@ if TYPE_CHECKING:
     from penstock.readers.formats.shard_summary import Sums
     from penstock.readers.formats.sidecar import ShardPlace, Sidecar
     from penstock.readers.origin import Entry, Origin, QuarantineEntry, RemoteFolder
+    from penstock.readers.types import Ints
 
-    Draw = Callable[[NDArray[np.int64]], Mapping[str, ColumnCrop]]
+    Draw = Callable[[Ints], Mapping[str, ColumnCrop]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

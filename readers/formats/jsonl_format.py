@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.readers.fieldtypes import FieldType, Text
+from penstock.readers.fieldtypes import FieldTypes, Text
 from penstock.readers.files import is_passed_over
 from penstock.readers.formats.record_format import RecordFormat, Records, RecordSpans
 
@@ -48,7 +48,7 @@ class JsonlFormat(RecordFormat):
         own = [name.rpartition(b"/")[2] for name in names.files]
         return bool(own) and _METADATA not in own and all(map(self.is_file, own))
 
-    def schema(self, origin: Origin) -> Mapping[str, FieldType]:
+    def schema(self, origin: Origin) -> FieldTypes:
         """Return the only field: the text of a line."""
         return {_JSON: Text()}
 

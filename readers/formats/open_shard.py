@@ -27,11 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import numpy as np
-    from numpy.typing import NDArray
 
     from penstock.readers.byte_source import ByteSource, SourceSpans
     from penstock.readers.fieldtypes import Column, ColumnCrop, Schema
-    from penstock.readers.types import Encoded, Ints
+    from penstock.readers.types import Encoded, Ints, Numbers
 
     Places = Ints | slice
 
@@ -155,7 +154,7 @@ class RowsOut:
     columns: receives the other fields.
     """
 
-    arrays: Mapping[str, NDArray[Any]]
+    arrays: Mapping[str, Numbers]
     places: Places
     wrong: dict[int, str] = field(default_factory=dict)
     columns: dict[str, Column] = field(default_factory=dict)
@@ -169,7 +168,7 @@ class OpenShard(ABC):
     can_divide: True if several threads may read the rows of one request, some each.
     """
 
-    table: NDArray[np.int64]
+    table: Ints
     source: ByteSource
     can_divide: bool = True
 
@@ -229,7 +228,7 @@ class StridedRows:
         """Return what must be equal if rows of several shards are copied together."""
         return self.stride_bytes, self.row_bytes, self.dtype, self.below
 
-    def fits(self, rows: NDArray[Any]) -> bool:
+    def fits(self, rows: Numbers) -> bool:
         """Return True if no row is bad."""
         if self.below is None:
             return True

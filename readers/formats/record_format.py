@@ -55,12 +55,11 @@ from penstock.readers.formats.unindexed_files import DataFile, open_data_file, r
 from penstock.readers.origin import Entry, Origin, QuarantineEntry
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from penstock.readers.fieldtypes import Column, FieldType
+    from penstock.readers.fieldtypes import Column, FieldType, FieldTypes
     from penstock.readers.formats.format import DatasetFiles
+    from penstock.readers.types import Ints, Numbers
 
-    Values = Column | NDArray[Any] | Sequence[Any]
+    Values = Column | Numbers | Sequence[Any]
 
 _MAX_BESIDE_BYTES = 2**28
 _INVALID = (ValueError, LookupError, TypeError, ArithmeticError, EOFError, struct.error)
@@ -75,8 +74,8 @@ class RecordSpans:
     itself (images, text, .npy files).
     """
 
-    starts: Sequence[int] | NDArray[np.int64]
-    sizes: Sequence[int] | NDArray[np.int64]
+    starts: Sequence[int] | Ints
+    sizes: Sequence[int] | Ints
     codec: str | None = None
 
 
@@ -116,7 +115,7 @@ class RecordFormat(FilesFormat):
     shard_bytes: ClassVar[int | None] = None
 
     @abstractmethod
-    def schema(self, origin: Origin) -> Mapping[str, FieldType]:
+    def schema(self, origin: Origin) -> FieldTypes:
         """Return the fields of a record, in order."""
 
     @abstractmethod
@@ -287,7 +286,7 @@ def _check(records: Records, entry: Entry, schema: Schema) -> None:
             )
 
 
-def _dense(values: Values, type: FieldType, name: str) -> NDArray[Any] | None:
+def _dense(values: Values, type: FieldType, name: str) -> Numbers | None:
     """Return numbers of the type's shape as they are stored; None for values of other kinds, which
     are checked one by one. Raises ValueError if a dtype can't be converted."""
     form = type.form
@@ -299,7 +298,7 @@ def _dense(values: Values, type: FieldType, name: str) -> NDArray[Any] | None:
     return values.astype(dtype, copy=False) if values.shape[1:] == shape else None
 
 
-def _joined(parts: Sequence[RecordSpans], numbers: NDArray[np.int64]) -> Spans:
+def _joined(parts: Sequence[RecordSpans], numbers: Ints) -> Spans:
     """Join the spans of several files. numbers: of each record's file."""
     starts = np.concatenate([np.asarray(part.starts, np.int64) for part in parts])
     sizes = np.concatenate([np.asarray(part.sizes, np.int64) for part in parts])

@@ -17,7 +17,7 @@ from crc32c import crc32c
 
 from penstock.readers.fieldtypes import CODEC_ITEMSIZES, as_bits
 from penstock.readers.formats.open_shard import NO_SPAN, SampleLayout, SpanPlace, Storage
-from penstock.readers.types import ImageRange
+from penstock.readers.types import Bools, ImageRange, Ints, Numbers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ MAX_SIDE = 2**27
 """The most pixels of an image's longer side, equal to the largest image that is ever decoded."""
 
 
-def _nothing() -> NDArray[np.int64]:
+def _nothing() -> Ints:
     return np.empty(0, np.int64)
 
 
@@ -65,15 +65,15 @@ class FieldNotes:
 
     storage: Storage
     crcs: NDArray[np.uint32] | None = None
-    shapes: NDArray[np.int64] | None = None
+    shapes: Ints | None = None
     codecs: Sequence[str] = ()
-    values: NDArray[Any] | None = None
-    present: NDArray[np.bool_] | None = None
+    values: Numbers | None = None
+    present: Bools | None = None
     progressive: int | None = None
-    starts: NDArray[np.int64] = field(default_factory=_nothing)
-    sizes: NDArray[np.int64] = field(default_factory=_nothing)
+    starts: Ints = field(default_factory=_nothing)
+    sizes: Ints = field(default_factory=_nothing)
     files: NDArray[np.int32] | None = None
-    numbers: NDArray[np.int64] | int = 0
+    numbers: Ints | int = 0
 
     @property
     def missing(self) -> int:
@@ -81,11 +81,11 @@ class FieldNotes:
         return 0 if self.present is None else int((~self.present).sum())
 
     @property
-    def values_present(self) -> NDArray[Any] | None:
+    def values_present(self) -> Numbers | None:
         """Return the numbers of the samples that have the field; None if it isn't a number."""
         return None if self.values is None else self._of_present(self.values)
 
-    def _of_present(self, column: NDArray[Any]) -> NDArray[Any]:
+    def _of_present(self, column: Numbers) -> Numbers:
         return column if self.present is None else column[self.present]
 
     def summary(self, *, is_image: bool) -> FieldSummary:
@@ -110,7 +110,7 @@ class FieldNotes:
             progressive=self.progressive,
         )
 
-    def check(self, type: FieldType, file_sizes: NDArray[np.int64] | None = None) -> None:
+    def check(self, type: FieldType, file_sizes: Ints | None = None) -> None:
         """Check that spans of a type are possible, because the source of the file that records them
         isn't trusted. file_sizes: bytes of each of the shard's files; None if the spans are known
         to lie inside. Raises ValueError."""
@@ -140,9 +140,7 @@ class FieldNotes:
             numbers = self._of_present(np.broadcast_to(self.numbers, len(self.sizes)))
             _check_arrays(shapes, sizes, CODEC_ITEMSIZES[numbers], type.form.shape)
 
-    def fill(
-        self, table: NDArray[np.int64], place: SpanPlace, begins: NDArray[np.int64] | None
-    ) -> None:
+    def fill(self, table: Ints, place: SpanPlace, begins: Ints | None) -> None:
         """Write the spans into the table of an open shard. begins: of each file in the shard's flat
         data."""
         has = np.True_ if self.present is None else self.present
@@ -226,12 +224,7 @@ def join_ranges(ranges: Sequence[ImageRange]) -> ImageRange:
     )
 
 
-def _check_arrays(
-    shapes: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-    itemsizes: NDArray[np.int64],
-    wanted: Sequence[int | None],
-) -> None:
+def _check_arrays(shapes: Ints, sizes: Ints, itemsizes: Ints, wanted: Sequence[int | None]) -> None:
     """Check that each array has as many bytes as its shape requires. wanted: the lengths of all, by
     dimension; None for one that differs. Raises ValueError."""
     if shapes.shape[1] != len(wanted):
@@ -255,8 +248,8 @@ def sample_table(
     notes: Mapping[str, FieldNotes],
     *,
     samples: int,
-    begins: NDArray[np.int64] | None = None,
-) -> NDArray[np.int64]:
+    begins: Ints | None = None,
+) -> Ints:
     """Return the table of an open shard. notes: of all fields, spans checked. begins: see
     `FieldNotes.fill`."""
     columns = layout.table

@@ -42,12 +42,10 @@ from penstock.readers.formats.shard_summary import (
     ShardSummary,
     sample_table,
 )
-from penstock.readers.types import Facts, offsets_of
+from penstock.readers.types import Bools, Facts, Ints, Numbers, offsets_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import ArrayForm, Column, FieldType
     from penstock.readers.formats.candidates import Candidates
@@ -58,9 +56,7 @@ if TYPE_CHECKING:
 
     # A source of the extents of a shard of chunks; the first byte of each, below 0 if the source
     # lacks it; and a function that opens a source of such extents, which aren't kept.
-    Parts: TypeAlias = tuple[
-        ByteSource, NDArray[np.int64], Callable[[BlobExtents], ByteSource] | None
-    ]
+    Parts: TypeAlias = tuple[ByteSource, Ints, Callable[[BlobExtents], ByteSource] | None]
 
 # A field's name has no slash, so these names can't be those of fields.
 NAMES, ROWS, NOTES, UNITS = "/names", "/rows", "/notes", "/units"
@@ -152,9 +148,9 @@ class Lists:
             raise ValueError(f"{name} has {len(values):,} values, wanted {length:,}")
         return values
 
-    def numbers(self, name: str, *, length: int | None = None) -> NDArray[Any]:
+    def numbers(self, name: str, *, length: int | None = None) -> Numbers:
         """Return a list of numbers."""
-        found: NDArray[Any] = self.arrow(name, length=length).to_numpy(zero_copy_only=False)
+        found: Numbers = self.arrow(name, length=length).to_numpy(zero_copy_only=False)
         return found
 
     def attributes(self, table: _Table, *, of: str = "", length: int | None = None) -> Any:
@@ -241,7 +237,7 @@ def _span_notes(
     for an unknown codec."""
     if shapes.size % len(files):
         raise ValueError(f"{shapes.size:,} lengths for {len(files):,} samples")
-    numbers: NDArray[np.int64] | int = 0
+    numbers: Ints | int = 0
     if type.form is not None:
         known = {codec: codec_number(codec) if codec else 0 for codec in set(codecs)}
         numbers = np.array([known[codec] for codec in codecs], np.int64)
@@ -257,10 +253,7 @@ def _span_notes(
 
 
 def _examined(
-    type: FieldType,
-    files: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    facts: Sequence[Facts | None],
+    type: FieldType, files: Ints, starts: Ints, facts: Sequence[Facts | None]
 ) -> FieldNotes:
     """Return the facts about a field of examined samples. starts: of the bytes that were examined,
     in the files."""
@@ -287,7 +280,7 @@ class SpanShard(OpenShard):
     def __init__(
         self,
         source: ByteSource,
-        table: NDArray[np.int64],
+        table: Ints,
         *,
         names: Sequence[bytes],
         columns: Mapping[str, Column],
@@ -433,7 +426,7 @@ class Sidecar:
 
 def make_sidecar(
     candidates: Candidates,
-    positions: NDArray[np.int64],
+    positions: Ints,
     facts: Sequence[Mapping[str, Facts]],
     *,
     layout: SampleLayout,
@@ -471,9 +464,7 @@ def make_sidecar(
     )
 
 
-def _recorded(
-    layout: SampleLayout, name: str, column: Column, present: NDArray[np.bool_] | None
-) -> FieldNotes:
+def _recorded(layout: SampleLayout, name: str, column: Column, present: Bools | None) -> FieldNotes:
     """Return the facts about a field whose values are recorded."""
     storage = layout.storage[name]
     values = column.values if isinstance(column, DenseColumn) and storage == "value" else None
@@ -493,7 +484,7 @@ def make_chunked_sidecar(shard: ChunkedShard, *, layout: SampleLayout) -> Sideca
     )
 
 
-def _renumber(numbers: Sequence[NDArray[np.int64]]) -> tuple[list[int], list[NDArray[np.int64]]]:
+def _renumber(numbers: Sequence[Ints]) -> tuple[list[int], list[Ints]]:
     """Return the files that some samples lie in, and each sample's file by its number among them.
 
     Files are in the order of the samples, so that bytes that are read together lie together.

@@ -29,11 +29,9 @@ from penstock.readers.origin import Entry, LocalFolder, Origin, RemoteFolder
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from numpy.typing import NDArray
-
     from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats.candidates import Candidates
-    from penstock.readers.types import Encoded, Rejection
+    from penstock.readers.types import Encoded, Ints, Rejection
 
     Part = tuple[Entry, int, int]
     Load = Callable[[Sequence[int], Sequence[int]], list[Encoded]]
@@ -195,9 +193,7 @@ def read_file_parts(origin: Origin, parts: Sequence[Part], *, workers: int) -> l
     return list(ordered(read, parts, workers=workers, ahead=4 * workers, name="footers"))
 
 
-def read_candidates(
-    origin: Origin, candidates: Candidates, positions: NDArray[np.int64]
-) -> Contents:
+def read_candidates(origin: Origin, candidates: Candidates, positions: Ints) -> Contents:
     """Read candidates: for each span field the bytes of each candidate, a Rejection if they can't
     be a sample, or None if the candidate lacks the field.
 

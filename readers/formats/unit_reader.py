@@ -15,19 +15,16 @@ from penstock.readers.formats.array_windows import mark, place_numbers
 from penstock.readers.formats.candidates import PART_BYTES
 from penstock.readers.formats.chunked import ChunkReader
 from penstock.readers.formats.shard_summary import MAX_SHARD_SAMPLES
-from penstock.readers.types import UNFIT, Ints, offsets_of
+from penstock.readers.types import UNFIT, Bools, Ints, Numbers, offsets_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import ArrayForm, Column
     from penstock.readers.formats.chunk_data import ShardData
     from penstock.readers.formats.chunked import ChunkedShardFacts, Crops
     from penstock.readers.formats.open_shard import Places
 
-    Bools = NDArray[np.bool_]
 
 NO_CHUNK = -1
 """The number of the chunk if a unit lacks the field."""
@@ -43,13 +40,11 @@ class UnitValues(ABC):
     """The decoded values of a field in one unit."""
 
     @abstractmethod
-    def dense(self, form: ArrayForm) -> NDArray[Any]:
+    def dense(self, form: ArrayForm) -> Numbers:
         """Return all samples, of a form of one shape, as one array."""
 
     @abstractmethod
-    def put(
-        self, samples: list[NDArray[Any]], here: Ints, rows: Ints, form: ArrayForm | None
-    ) -> None:
+    def put(self, samples: list[Numbers], here: Ints, rows: Ints, form: ArrayForm | None) -> None:
         """Put the samples of some rows into a list; those without a value may be left out.
 
         here: their places in the list. form: None if they are encoded.
@@ -123,7 +118,7 @@ class UnitReader(ChunkReader):
         self,
         field: str,
         rows: Ints,
-        out: NDArray[Any],
+        out: Numbers,
         places: Places,
         *,
         data: ShardData,
@@ -170,7 +165,7 @@ class UnitReader(ChunkReader):
         return found
 
     def _column(
-        self, field: str, samples: list[NDArray[Any]], present: Bools, wrong: dict[int, str]
+        self, field: str, samples: list[Numbers], present: Bools, wrong: dict[int, str]
     ) -> Column:
         """Join samples that are ragged or encoded."""
         if (form := self._forms[field]) is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
 from penstock.cache import ConfigError, DatasetNotFoundError, find_secrets, plain_query
-from penstock.readers.fieldtypes import FieldType, check_field_name, check_field_type
+from penstock.readers.fieldtypes import FieldTypes, check_field_name, check_field_type
 from penstock.readers.formats import AUTO, check_format
 from penstock.readers.origin import (
     DEFAULT_ARRANGEMENT,
@@ -72,7 +72,7 @@ class DatasetDescription:
     filesystem: Any | None = None
     manifest: ManifestFile | None = None
     fields: Mapping[str, str | None] | None = None
-    schema: Mapping[str, FieldType] | None = None
+    schema: FieldTypes | None = None
     sampling: Sampling | None = None
     allow_empty: bool = False
     max_pixels: int | None = None

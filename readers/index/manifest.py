@@ -63,7 +63,7 @@ from penstock.readers.formats import (
     format_named,
     is_format,
 )
-from penstock.readers.types import ImageRange, Ints
+from penstock.readers.types import ImageRange, Ints, Numbers
 from penstock.version import __version__
 
 if TYPE_CHECKING:
@@ -475,7 +475,7 @@ def _check_bounds(what: str, column: Ints, least: int, most: int) -> None:
         raise ValueError(f"a shard has {wrong[0]:,} {what}, wanted {least:,} to {most:,}")
 
 
-def _adds_up(numbers: NDArray[Any], total: int, *, least: int) -> bool:
+def _adds_up(numbers: Numbers, total: int, *, least: int) -> bool:
     return int(numbers.min()) >= least and sum(numbers.tolist()) == total
 
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from penstock.cache.disk import DiskCache
-    from penstock.readers.fieldtypes import FieldType
+    from penstock.readers.fieldtypes import FieldTypes
     from penstock.readers.formats import DocumentMode, Format, ManifestFile, WindowArgument
     from penstock.readers.index.building import IndexBuilder
     from penstock.readers.index.index_folders import IndexPlaces
@@ -361,7 +361,7 @@ def index(
     vocabulary: int | None = None,
     manifest: ManifestFile | None = None,
     fields: Mapping[str, str] | None = None,
-    schema: Mapping[str, FieldType] | None = None,
+    schema: FieldTypes | None = None,
     allow_empty: bool = False,
     max_pixels: int | None = None,
     split: str | None = None,

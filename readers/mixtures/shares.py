@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,11 +27,8 @@ from penstock.cache import PlanError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
+    from penstock.readers.types import Floats, Ints, Numbers
 
-    from penstock.readers.types import Ints
-
-    Floats = NDArray[np.float64]
 
 SHARE_BITS = 30
 """Integer shares of a mixture add up to about 2 to the power of this."""
@@ -189,6 +186,6 @@ class ShareTree:
 _MOST = 2**62
 
 
-def _sums(values: NDArray[Any]) -> NDArray[Any]:
+def _sums(values: Numbers) -> Numbers:
     """Return the sums of the first 0, 1, … of the values, shape (n + 1,)."""
     return np.concatenate([values[:0].sum(keepdims=True), np.cumsum(values)])

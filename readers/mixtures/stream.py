@@ -28,11 +28,8 @@ from penstock.readers.mixtures.shares import ShareTree
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from numpy.typing import NDArray
+    from penstock.readers.types import Floats, Ints
 
-    from penstock.readers.types import Ints
-
-    Floats = NDArray[np.float64]
 
 RAMP_STAGES = 256
 """The number of stages into which a linear change of weights is divided."""

@@ -15,9 +15,8 @@ from penstock.readers.mixtures.shares import integer_shares
 from penstock.readers.mixtures.stream import WeightChange
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from penstock.readers.types import Floats
 
-    Floats = NDArray[np.float64]
 
 Transition = Literal["step", "linear"]
 WeightsArgument = (

@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import numpy as np
 
@@ -36,12 +36,10 @@ from penstock.readers.formats import cut_at, part_bounds
 from penstock.readers.formats.pack import PackSample, PackShard, pack_forms
 from penstock.readers.index import check_units, cut_into_batches, read_candidate_batches
 from penstock.readers.reading import OPENERS
-from penstock.readers.types import Facts, Ints, Rejection, Verify
+from penstock.readers.types import Bools, Facts, Ints, Numbers, Rejection, Verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import Column, SampleBatch
     from penstock.readers.formats import Candidates, Contents, Format
@@ -197,7 +195,7 @@ class PackSource(ABC):
         contents: Contents,
         *,
         columns: Mapping[str, Column],
-        present: Mapping[str, NDArray[np.bool_]],
+        present: Mapping[str, Bools],
     ) -> Samples:
         """Yield samples that were read and checked together.
 
@@ -209,7 +207,7 @@ class PackSource(ABC):
             if isinstance(found, Rejection):
                 yield name, found
                 continue
-            values: dict[str, NDArray[Any]] = {}
+            values: dict[str, Numbers] = {}
             facts: dict[str, Facts] = {}
             for field, each in found.items():
                 data, type = contents[field][row], self.schema[field]

@@ -21,7 +21,7 @@ import numpy as np
 from penstock.cache import ConfigError, PenstockError, check_executor, log
 from penstock.cache.base import parse_size, usable_cores
 from penstock.readers.dataset import Dataset, dataset_of
-from penstock.readers.fieldtypes import FieldType, Schema, Settling, named_verify, verify_name
+from penstock.readers.fieldtypes import FieldTypes, Schema, Settling, named_verify, verify_name
 from penstock.readers.files import ProgressReporter, locked, make_folder, printable
 from penstock.readers.formats import AUTO, DEFAULT_SAMPLING, VERSION, ChunkFormat
 from penstock.readers.formats.pack import PackFormat, pack_forms, rewrite_source
@@ -38,12 +38,10 @@ from penstock.readers.packing.shard_writing import (
 from penstock.readers.packing.transcode import Transcode
 from penstock.readers.serialized_source import SerializedSource
 from penstock.readers.sources import Source
-from penstock.readers.types import MAX_PIXELS, Facts, Progress, Verify
+from penstock.readers.types import MAX_PIXELS, Facts, Ints, Progress, Verify
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
-
-    from numpy.typing import NDArray
 
     from penstock.cache.disk import DiskCache
     from penstock.readers.formats import ManifestFile, Sampling, ShardSummary
@@ -52,7 +50,7 @@ if TYPE_CHECKING:
     from penstock.readers.packing.pack_sources import PackPlan, PackSource, PlannedShard
     from penstock.readers.packing.shard_writing import ShardRecord
 
-    ShardRule = Callable[[NDArray[np.int64]], int]
+    ShardRule = Callable[[Ints], int]
 
 
 def _settled(schema: Schema, shards: Sequence[ShardSummary]) -> Schema:
@@ -187,7 +185,7 @@ class PackRun:
             remedy="`penstock pack` shows a progress bar.",
         )
 
-        def report(positions: NDArray[np.int64]) -> None:
+        def report(positions: Ints) -> None:
             reporter.done(len(positions), int(source.sizes[positions].sum()))
 
         if records:
@@ -280,7 +278,7 @@ def pack(
     format: str = AUTO,
     fields: Sequence[str] | Mapping[str, str | None] | None = None,
     manifest: ManifestFile | None = None,
-    schema: Mapping[str, FieldType] | None = None,
+    schema: FieldTypes | None = None,
     sampling: Sampling = DEFAULT_SAMPLING,
     allow_empty: bool = False,
     max_pixels: int | None = None,

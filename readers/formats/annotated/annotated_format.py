@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from penstock.cache import ConfigError, DatasetError
-from penstock.readers.fieldtypes import ClassLabels, FieldType, Image, Schema, column_of
+from penstock.readers.fieldtypes import ClassLabels, FieldType, FieldTypes, Image, Schema, column_of
 from penstock.readers.files import printable
 from penstock.readers.formats.candidates import Candidates
 from penstock.readers.formats.folder import MAX_TIMED_FILES, FolderFormat
@@ -79,7 +79,7 @@ class AnnotatedFiles(SpanListing):
     def candidates_of(
         self,
         images: Sequence[Annotated],
-        types: Mapping[str, FieldType],
+        types: FieldTypes,
         *,
         source: str,
         notes: Sequence[str] = (),
@@ -123,7 +123,7 @@ class AnnotatedFiles(SpanListing):
         }
         return replace(samples, schema=Schema({IMAGE: Image(), **types}), values=columns)
 
-    def types_of(self, found: Mapping[str, FieldType]) -> dict[str, FieldType]:
+    def types_of(self, found: FieldTypes) -> dict[str, FieldType]:
         """Return the types of the fields, those of the user's schema where it has them. found: as
         the files define them. Raises ConfigError for a type that stores other values."""
         types = dict(found)

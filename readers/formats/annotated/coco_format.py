@@ -43,7 +43,7 @@ from penstock.readers.formats.folder import list_folder, manifest_entry, read_wh
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.readers.fieldtypes import ClassLabels, FieldType
+    from penstock.readers.fieldtypes import ClassLabels, FieldType, FieldTypes
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.origin import Entry, Origin
 
@@ -216,7 +216,7 @@ class CocoFile:
             of=BOXES, points=points, names=tuple(names), mirrored=_mirrored(names)
         )
 
-    def samples(self, types: Mapping[str, FieldType], classes: ClassLabels) -> list[Annotated]:
+    def samples(self, types: FieldTypes, classes: ClassLabels) -> list[Annotated]:
         """Return the images, with a reason for each that is wrong. types: of the fields."""
         number_of = {name: number for number, name in enumerate(classes.names)}
         pairs = zip(self.category_ids, self.class_names, strict=True)
@@ -247,10 +247,7 @@ class CocoFile:
         return found
 
     def _rows(
-        self,
-        annotations: Sequence[Object],
-        types: Mapping[str, FieldType],
-        labels: Mapping[int, int],
+        self, annotations: Sequence[Object], types: FieldTypes, labels: Mapping[int, int]
     ) -> dict[str, Any]:
         """Return the values of an image's boxes. Raises ValueError for one that is wrong."""
         values: dict[str, Any] = {

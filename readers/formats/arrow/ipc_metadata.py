@@ -25,9 +25,8 @@ from penstock.readers.formats.unindexed_files import read_file_parts
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
-
     from penstock.readers.origin import Entry, Origin
+    from penstock.readers.types import Ints
 
 MAGIC = b"ARROW1"
 TAIL_BYTES = 4 + len(MAGIC)
@@ -48,8 +47,8 @@ class BatchMetadata:
     """
 
     rows: int
-    nodes: NDArray[np.int64]
-    buffers: NDArray[np.int64]
+    nodes: Ints
+    buffers: Ints
     codec: int
     variadic: tuple[int, ...] = ()
     dictionary: int | None = None

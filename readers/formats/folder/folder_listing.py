@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.cache import ConfigError, DatasetError
-from penstock.readers.fieldtypes import MAX_TABLE_BYTES, FieldType, Schema, masks_by_name
+from penstock.readers.fieldtypes import MAX_TABLE_BYTES, FieldTypes, Schema, masks_by_name
 from penstock.readers.files import (
     IMAGES,
     extension,
@@ -46,7 +46,7 @@ from penstock.readers.origin import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.folder.listed_samples import ListedTable
@@ -198,7 +198,7 @@ def manifest_entry(origin: Origin, *, max_bytes: int = MAX_TABLE_BYTES) -> tuple
     return place, entry
 
 
-def with_masks(samples: Candidates, given: Mapping[str, FieldType]) -> Candidates:
+def with_masks(samples: Candidates, given: FieldTypes) -> Candidates:
     """Return the samples with the masks among their fields in files, by the names of these."""
     types = {name: samples.schema[name] for name in samples.spans}
     extensions = {

@@ -28,7 +28,7 @@ from penstock.readers.origin import QuarantineEntry, left_out_for
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.readers.fieldtypes import FieldType
+    from penstock.readers.fieldtypes import FieldType, FieldTypes
     from penstock.readers.origin import Entry
 
 METADATA = (b"metadata.csv", b"metadata.jsonl")
@@ -77,7 +77,7 @@ def manifest_table(
     *,
     name: str,
     places: Sequence[tuple[str, str]] = (),
-    schema: Mapping[str, FieldType] | None = None,
+    schema: FieldTypes | None = None,
 ) -> ListedTable:
     """Read a user's own list of samples: one of its columns is the path.
 
@@ -119,9 +119,7 @@ def _column_of(name: str, table: TextTable) -> str:
     return paths[0] if len(paths) == 1 and name in _FIELDS.values() else name
 
 
-def metadata_table(
-    files: Sequence[tuple[bytes, bytes]], schema: Mapping[str, FieldType]
-) -> ListedTable:
+def metadata_table(files: Sequence[tuple[bytes, bytes]], schema: FieldTypes) -> ListedTable:
     """Read Hugging Face's metadata files as one table. files: names and bytes, in order.
 
     Raises DatasetError if there are files of both kinds, or no column of paths.
@@ -151,11 +149,7 @@ def metadata_table(
 
 
 def _file_columns(
-    table: TextTable,
-    schema: Mapping[str, FieldType],
-    *,
-    paths: Sequence[str] = (),
-    named: Sequence[str] = (),
+    table: TextTable, schema: FieldTypes, *, paths: Sequence[str] = (), named: Sequence[str] = ()
 ) -> dict[str, str]:
     """Return the field of each column that names files, the sample's own file first.
 
@@ -203,7 +197,7 @@ def listed_samples(
     url: str,
     found: Mapping[bytes, Entry],
     listed: ListedTable,
-    schema: Mapping[str, FieldType],
+    schema: FieldTypes,
     *,
     root: bytes = b"",
 ) -> Candidates:

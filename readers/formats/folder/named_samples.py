@@ -36,7 +36,7 @@ from penstock.readers.origin import QuarantineEntry, is_prose, may_be_image
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from penstock.readers.fieldtypes import Column, FieldType
+    from penstock.readers.fieldtypes import Column, FieldType, FieldTypes
     from penstock.readers.files import Kind
     from penstock.readers.origin import Entry
 
@@ -56,7 +56,7 @@ _NO_SAMPLE = "the file of the same name isn't a sample"
 def class_folder_samples(
     found: Iterable[Entry],
     read: Read,
-    schema: Mapping[str, FieldType],
+    schema: FieldTypes,
     *,
     folders: Iterable[bytes] = (),
     allow_empty: bool = False,
@@ -219,7 +219,7 @@ def _labels(
 
 
 def _with_json(
-    samples: Candidates, jsons: Mapping[int, Entry], read: Read, schema: Mapping[str, FieldType]
+    samples: Candidates, jsons: Mapping[int, Entry], read: Read, schema: FieldTypes
 ) -> Candidates:
     """Add the values of JSON files, a field for each key. jsons: the files of some samples."""
     objects: list[dict[str, object] | None] = [None] * len(samples.names)
@@ -290,10 +290,7 @@ def parse_field_place(field: str, place: str) -> _FieldPlace:
 
 
 def paired_samples(
-    url: str,
-    found: Iterable[Entry],
-    places: Sequence[tuple[str, str]],
-    schema: Mapping[str, FieldType],
+    url: str, found: Iterable[Entry], places: Sequence[tuple[str, str]], schema: FieldTypes
 ) -> Candidates:
     """Return a sample for each name that all fields have, in the order of the first field's files.
 

@@ -61,9 +61,9 @@ if TYPE_CHECKING:
     from penstock.readers.formats.format import ShardEntry
     from penstock.readers.formats.open_shard import SampleLayout
     from penstock.readers.formats.pack.pack_forms import PackForm
-    from penstock.readers.types import Facts, Ints
+    from penstock.readers.types import Bools, Facts, Ints, Numbers
 
-    Arrays = Sequence[NDArray[Any]] | NDArray[Any]
+    Arrays = Sequence[Numbers] | Numbers
 
 REMEDY = "Run the same `penstock pack` again into an empty folder, or fetch the shard again."
 
@@ -91,7 +91,7 @@ class PackField(FieldNotes):
     form: PackForm
     rows: int
     start: int
-    dense: NDArray[Any] | None = None
+    dense: Numbers | None = None
     blocks: NDArray[np.uint32] | None = None
 
 
@@ -224,7 +224,7 @@ class PackColumns:
             start=start, dense=values, blocks=blocks, shapes=shapes if form.row else None, **shared
         )
 
-    def _own(self, kind: str, field: str, dtype: Any) -> NDArray[Any]:
+    def _own(self, kind: str, field: str, dtype: Any) -> Numbers:
         """Return a copy of one of our own columns of numbers."""
         column = self._batch.column(own_name(kind, field))
         return self._numbers(column, np.dtype(dtype), len(self))[1].copy()
@@ -248,7 +248,7 @@ class PackColumns:
         start, _ = self._numbers(array, form.stored, int(offsets[-1]) * numbers)
         return start, start + offsets * (numbers * form.stored.itemsize), shapes
 
-    def _numbers(self, array: Any, dtype: np.dtype[Any], count: int) -> tuple[int, NDArray[Any]]:
+    def _numbers(self, array: Any, dtype: np.dtype[Any], count: int) -> tuple[int, Numbers]:
         """Return the first byte in the file of an array's numbers, or of the rows of a fixed-size
         list, and `count` of them, flat (bits as bytes)."""
         if array.type.num_fields:
@@ -272,7 +272,7 @@ class PackColumns:
         return start
 
 
-def _present(array: Any) -> NDArray[np.bool_] | None:
+def _present(array: Any) -> Bools | None:
     if not array.null_count:
         return None
     n = len(array)
@@ -347,7 +347,7 @@ class PackSample:
     the encoded fields; their bytes begin at 0.
     """
 
-    values: Mapping[str, NDArray[Any]]
+    values: Mapping[str, Numbers]
     facts: Mapping[str, Facts]
 
 
@@ -358,7 +358,7 @@ class ShardContent:
 
     schema: Schema
     samples: Sequence[PackSample]
-    source: NDArray[np.int64]
+    source: Ints
     names: Sequence[bytes]
 
 
@@ -433,7 +433,7 @@ def shard_batch(content: ShardContent) -> tuple[Any, int]:
     return pa.record_batch([*columns, *own_columns], schema=schema), sample_bytes
 
 
-def _flat(form: PackForm, given: Arrays) -> tuple[Arrays, NDArray[Any]]:
+def _flat(form: PackForm, given: Arrays) -> tuple[Arrays, Numbers]:
     """Return each sample in the dtype that is read back, and all of them end to end as they are
     stored: numbers, bits or bytes, shape (numbers,)."""
     if form.is_span:
@@ -459,9 +459,7 @@ def _schema_text(schema: Schema) -> bytes:
     return json.dumps(nameless).encode()
 
 
-def _array(
-    form: PackForm, values: Arrays, flat: NDArray[Any], present: NDArray[np.bool_] | None
-) -> Any:
+def _array(form: PackForm, values: Arrays, flat: Numbers, present: Bools | None) -> Any:
     """Return a field's Arrow column over its flat values."""
     n, type = len(values), form.arrow
     validity = None
@@ -485,11 +483,11 @@ def _array(
     return pa.Array.from_buffers(type, n, [validity], children=children)
 
 
-def _list(type: Any, n: int, offsets: NDArray[np.int64], child: Any, validity: Any) -> Any:
+def _list(type: Any, n: int, offsets: Ints, child: Any, validity: Any) -> Any:
     return pa.Array.from_buffers(type, n, [validity, pa.py_buffer(offsets)], children=[child])
 
 
-def _rows(type: Any, n: int, numbers: int, values: NDArray[Any], validity: Any) -> Any:
+def _rows(type: Any, n: int, numbers: int, values: Numbers, validity: Any) -> Any:
     """Return an Arrow array of n numbers, or of n rows of `numbers` numbers each."""
     data = pa.py_buffer(values)
     if not pa.types.is_fixed_size_list(type):
@@ -498,7 +496,7 @@ def _rows(type: Any, n: int, numbers: int, values: NDArray[Any], validity: Any) 
     return pa.Array.from_buffers(type, n, [validity], children=[child])
 
 
-def rewrite_source(path: bytes, schema: Schema, source: NDArray[np.int64]) -> None:
+def rewrite_source(path: bytes, schema: Schema, source: Ints) -> None:
     """Replace the column of source ids in a shard's file, in place.
 
     Only the packer calls it, before the pack is read. Raises CorruptShardError.

@@ -18,7 +18,7 @@ from crc32c import crc32c
 from penstock.readers.byte_source import SourceSpans
 from penstock.readers.files import OWN_FOLDER, LazyColumn, printable
 from penstock.readers.formats.format import Format, ShardEntry
-from penstock.readers.formats.open_shard import OpenShard, Places, RowRequest, RowsOut, StridedRows
+from penstock.readers.formats.open_shard import OpenShard, RowRequest, RowsOut, StridedRows
 from penstock.readers.formats.pack.pack_columns import (
     REMEDY,
     PackColumns,
@@ -28,13 +28,14 @@ from penstock.readers.formats.pack.pack_columns import (
 )
 from penstock.readers.formats.pack.pack_forms import block_bounds, block_rows
 from penstock.readers.formats.shard_summary import sample_table
-from penstock.readers.types import Facts, Ints
+from penstock.readers.types import Bools, Facts, Ints, Numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from penstock.readers.formats.open_shard import Places
     from penstock.readers.formats.sidecar import ShardPlace, Sidecar
     from penstock.readers.origin import Origin, RemoteFolder
 
@@ -86,7 +87,7 @@ class PackRows:
         unchecked: list[int] = np.unique(blocks[~self._is_right[blocks]]).tolist()
         return unchecked
 
-    def wrong(self, rows: Ints) -> NDArray[np.bool_] | None:
+    def wrong(self, rows: Ints) -> Bools | None:
         """Check the blocks of these rows.
 
         Returns a mask of the rows in corrupt blocks, bool, shape (len(rows),), or None if there are
@@ -102,18 +103,18 @@ class PackRows:
         right = self._is_right[rows // self._each]
         return None if right.all() else ~right
 
-    def wrong_samples(self, rows: Ints, samples: Iterable[Any]) -> NDArray[np.bool_] | None:
+    def wrong_samples(self, rows: Ints, samples: Iterable[Any]) -> Bools | None:
         """Check rows by their own checksums, because the rest of their blocks may not be on the
         local disk. Returns the same as `wrong`."""
         pairs = zip(samples, self._crcs[rows].tolist(), strict=True)
         wrong = np.array([crc32c(sample) != crc for sample, crc in pairs], np.bool_)
         return wrong if wrong.any() else None
 
-    def samples(self, loaded: Sequence[Any]) -> list[NDArray[Any]]:
+    def samples(self, loaded: Sequence[Any]) -> list[Numbers]:
         """Return rows that were loaded one by one as arrays."""
         return [sample.view(self._form.dtype).reshape(self._form.row) for sample in loaded]
 
-    def put(self, rows: Ints, out: NDArray[Any], places: Places) -> None:
+    def put(self, rows: Ints, out: Numbers, places: Places) -> None:
         """Copy the rows, unchecked, to out[places], without a temporary array if they are large."""
         if self._is_bits:
             out[places] = self._bits(rows)
@@ -136,18 +137,18 @@ class PackRows:
             data=self._data, stride_bytes=size, row_bytes=size, dtype=self._form.dtype
         )
 
-    def each(self, rows: Ints) -> Iterator[NDArray[Any]]:
+    def each(self, rows: Ints) -> Iterator[Numbers]:
         """Yield views of the rows, unchecked, one after the other."""
         if self._is_bits:
             yield from self._bits(rows)
         for row in () if self._is_bits else rows.tolist():
             yield self._values[row]
 
-    def _bits(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+    def _bits(self, rows: Ints) -> Numbers:
         numbers = self._form.numbers
         at = rows[:, None] * numbers + np.arange(numbers)
         bits = self._data[at >> 3] >> (at & 7).astype(np.uint8) & 1
-        found: NDArray[Any] = bits.astype(self._form.dtype)
+        found: Numbers = bits.astype(self._form.dtype)
         return found.reshape(len(rows), *self._form.row)
 
 

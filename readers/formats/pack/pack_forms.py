@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from penstock.readers.fieldtypes import FieldType, Schema
     from penstock.readers.formats.open_shard import Storage
+    from penstock.readers.types import Ints, Numbers
 
 SHAPE = b"penstock.shape"
 """In a column's metadata: the shape of one sample, as a JSON list."""
@@ -95,7 +96,7 @@ class PackForm:
         return self.dtype.newbyteorder("<").str
 
     @property
-    def empty(self) -> NDArray[Any]:
+    def empty(self) -> Numbers:
         """Return the value that is stored for a sample that lacks the field."""
         row = (0, *self.row) if self.kind in ("bytes", "ragged") else self.row
         return np.zeros(tuple(length or 0 for length in row), self.dtype)
@@ -218,7 +219,7 @@ def block_rows(form: PackForm) -> int:
     return max(1, _BLOCK_BYTES // max(1, form.row_bytes))
 
 
-def block_bounds(form: PackForm, rows: int) -> NDArray[np.int64]:
+def block_bounds(form: PackForm, rows: int) -> Ints:
     """Return the first byte of each block of a column, and the end; int64, shape (blocks + 1,)."""
     each = block_rows(form)
     if form.is_bits:

@@ -27,6 +27,7 @@ from penstock.readers.fieldtypes import (
     Bytes,
     ClassLabel,
     FieldType,
+    FieldTypes,
     Image,
     Text,
     Tokens,
@@ -173,7 +174,7 @@ Feature = FieldType | str | None
 be a field, or None if the entry adds nothing to the Arrow type."""
 
 KEY = b"huggingface"
-_MEDIA: Mapping[str, FieldType] = {"Image": Image(), "Audio": Audio(), "Video": Video()}
+_MEDIA: FieldTypes = {"Image": Image(), "Audio": Audio(), "Video": Video()}
 _MEDIA_PARTS = frozenset(("bytes", "path"))
 _ARRAYS = frozenset(f"Array{n}D" for n in (2, 3, 4, 5))
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, ConfigError)
@@ -372,7 +373,7 @@ def kind_of(values: Sequence[bytes]) -> FieldType:
 
 
 def union_of_columns(
-    files: Iterable[tuple[Entry, Mapping[str, ArrowColumn]]], given: Mapping[str, FieldType]
+    files: Iterable[tuple[Entry, Mapping[str, ArrowColumn]]], given: FieldTypes
 ) -> list[ArrowColumn]:
     """Return the columns of all files of a dataset, in the order in which they occur.
 

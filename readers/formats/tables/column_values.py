@@ -18,16 +18,13 @@ import pyarrow as pa
 
 from penstock.readers.formats.tables.column_fields import BINARY, TEXT, Tensor, is_listed
 from penstock.readers.formats.unit_reader import UnitValues
-from penstock.readers.types import Encoded, Ints, offsets_of
+from penstock.readers.types import Bools, Encoded, Ints, Numbers, offsets_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from numpy.typing import NDArray
-
     from penstock.readers.fieldtypes import ArrayForm, FieldType
 
-    Bools = NDArray[np.bool_]
 
 VALUES, SHAPES, WRONG = "values", "shapes", "wrong"
 NULL_INSIDE = "it has a null inside"
@@ -135,7 +132,7 @@ def _cast(array: Any, type: FieldType, dtype: np.dtype[Any]) -> tuple[Any, Bools
     return pa.array(found, mask=None if present.all() else ~present), unfit & present
 
 
-def raw_numbers(array: Any) -> NDArray[Any]:
+def raw_numbers(array: Any) -> Numbers:
     """Return the numbers of a primitive array; those of nulls are undefined."""
     dtype = np.dtype(array.type.to_pandas_dtype())
     data = array.buffers()[1]
@@ -334,7 +331,7 @@ class TableValues(UnitValues):
         found = self._table.column(WRONG).take(pa.array(rows)).to_pylist()
         return [(place, reason) for place, reason in enumerate(found) if reason is not None]
 
-    def dense(self, form: ArrayForm) -> NDArray[Any]:
+    def dense(self, form: ArrayForm) -> Numbers:
         """Return samples of one shape as a view."""
         array, shape = self.array, form.fixed_shape
         if not shape:
@@ -363,9 +360,7 @@ class TableValues(UnitValues):
         for place, part in zip(here.tolist(), parts, strict=True):
             samples[place] = part
 
-    def _put_ragged(
-        self, samples: list[NDArray[Any]], here: Ints, rows: Ints, form: ArrayForm
-    ) -> None:
+    def _put_ragged(self, samples: list[Numbers], here: Ints, rows: Ints, form: ArrayForm) -> None:
         offsets = np.frombuffer(self.array.buffers()[1], np.int64)[self.array.offset :]
         numbers = raw_numbers(self.array.values).view(form.dtype)
         shapes: Sequence[Any] = ()
@@ -384,7 +379,7 @@ def _slices(array: Any, rows: Ints) -> tuple[list[Encoded], int]:
     """Return values of an array of bytes as views, and the bytes that these keep."""
     _, offsets, data = array.buffers()
     dtype = np.int64 if pa.types.is_large_binary(array.type) else np.int32
-    at: NDArray[Any] = np.frombuffer(offsets or bytes(16), dtype)[array.offset :]
+    at: Numbers = np.frombuffer(offsets or bytes(16), dtype)[array.offset :]
     bytes_ = np.frombuffer(b"" if data is None else data, np.uint8)
     bytes_.flags.writeable = False
     starts, ends = at[rows].tolist(), at[rows + 1].tolist()

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.cache import DatasetError
-from penstock.readers.fieldtypes import PRESENT, FieldType, is_field_name, json_value
+from penstock.readers.fieldtypes import PRESENT, FieldTypes, is_field_name, json_value
 from penstock.readers.files import FIELDS_BY_KIND, KINDS, Kind, printable, unsafe_reason
 from penstock.readers.formats.tar.tar_headers import TarMember, archive_members
 from penstock.readers.origin import QuarantineEntry
@@ -92,7 +92,7 @@ class RequestedFields:
     key of json, or the usual name of a kind. If it isn't empty, only these are read.
     """
 
-    types: Mapping[str, FieldType] = field(default_factory=dict)
+    types: FieldTypes = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
 
     def field_of(self, extension: str) -> MemberField | None:

@@ -32,12 +32,11 @@ from penstock.readers.formats.tar.archive_samples import NO_KEY, RequestedFields
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from penstock.readers.fieldtypes import TableFields
     from penstock.readers.formats.tar.archive_samples import ArchiveSamples, Member, MemberField
     from penstock.readers.formats.unindexed_files import DataFile
     from penstock.readers.origin import Entry
+    from penstock.readers.types import Ints
 
     Columns = Mapping[MemberField, Sequence[Member | None]]
 
@@ -171,14 +170,14 @@ def _sources(
     return {_IMAGE: images, **rest}, [note]
 
 
-def _count(columns: Columns, fields: Iterable[MemberField]) -> NDArray[np.int64]:
+def _count(columns: Columns, fields: Iterable[MemberField]) -> Ints:
     """Return how many of some fields each sample has."""
     found = [[each is not None for each in columns[field]] for field in fields]
-    counts: NDArray[np.int64] = np.array(found, np.bool_).sum(axis=0, dtype=np.int64)
+    counts: Ints = np.array(found, np.bool_).sum(axis=0, dtype=np.int64)
     return counts
 
 
-def _spans(columns: Sequence[Sequence[Member | None]], archive_of: NDArray[np.int64]) -> Spans:
+def _spans(columns: Sequence[Sequence[Member | None]], archive_of: Ints) -> Spans:
     """Return the spans of a field. columns: of its sources, of which a sample has one at most."""
     members = [next(filter(None, row), None) for row in zip(*columns, strict=True)]
     starts = np.array([0 if each is None else each.start for each in members], np.int64)

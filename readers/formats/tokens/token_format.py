@@ -51,12 +51,10 @@ from penstock.readers.formats.tokens.token_sequences import (
 )
 from penstock.readers.formats.unindexed_files import open_data_file, refusing
 from penstock.readers.origin import Entry, Origin, left_out_for
-from penstock.readers.types import Ints, accepted, offsets_of
+from penstock.readers.types import Ints, Numbers, accepted, offsets_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import Column, FieldType
     from penstock.readers.formats.chunk_data import ShardData
@@ -292,7 +290,7 @@ class TokenReader(ChunkReader):
         self,
         field: str,
         rows: Ints,
-        out: NDArray[Any],
+        out: Numbers,
         places: Places,
         *,
         data: ShardData,
@@ -329,7 +327,7 @@ class TokenReader(ChunkReader):
 
     def _read(
         self, rows: Ints, data: ShardData, wrong: dict[int, str]
-    ) -> tuple[list[NDArray[Any]], list[int]]:
+    ) -> tuple[list[Numbers], list[int]]:
         """Return the ranges of tokens of all rows, in the file's dtype, and their number in each
         row. A range with an id outside of the vocabulary, which makes its row bad, is zeros."""
         starts, lengths, several = self._sequences.ranges(rows)
@@ -346,7 +344,7 @@ class TokenReader(ChunkReader):
             parts = [self._checked(*each, wrong) for each in zip(owners, parts, strict=True)]
         return parts, counts
 
-    def _checked(self, row: int, tokens: NDArray[Any], wrong: dict[int, str]) -> NDArray[Any]:
+    def _checked(self, row: int, tokens: Numbers, wrong: dict[int, str]) -> Numbers:
         below = self._below
         if below is None or not (is_wrong := (tokens >= below) | (tokens < 0)).any():
             return tokens

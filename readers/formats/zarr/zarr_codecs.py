@@ -32,12 +32,14 @@ import pyarrow as pa
 
 from penstock.cache import DatasetError, MissingDependencyError
 from penstock.cache.base import machine_remedy
-from penstock.readers.formats.array_reader import ChunkDecoder, Step
+from penstock.readers.formats.array_reader import ChunkDecoder
 from penstock.readers.formats.zarr.zarr_metadata import NUMCODECS, ArrayMetadata, byte_order_of
 from penstock.readers.types import Encoded, failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from penstock.readers.formats.array_reader import Step
 
 
 LZMA_MEMORY_BYTES = 2**27

@@ -22,7 +22,7 @@ from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError, orde
 from penstock.readers.files import below, is_passed_over, printable, unsafe_reason
 from penstock.readers.formats.array_fields import array_schema, chosen_arrays, matched_windows
 from penstock.readers.formats.dataset_arguments import Sampling
-from penstock.readers.formats.unindexed_files import Part, read_file_parts
+from penstock.readers.formats.unindexed_files import read_file_parts
 from penstock.readers.formats.zarr.zarr_metadata import (
     MAX_CONSOLIDATED_BYTES,
     ArrayMetadata,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from penstock.readers.fieldtypes import Schema
     from penstock.readers.formats.array_windows import ArrayWindows
+    from penstock.readers.formats.unindexed_files import Part
 
 CONSOLIDATED = ".zmetadata"
 ROOTS = frozenset((b"zarr.json", b".zmetadata", b".zgroup", b".zarray"))

@@ -41,12 +41,10 @@ from penstock.readers.formats.zarr.zarr_fields import (
     in_parallel,
 )
 from penstock.readers.formats.zarr.zarr_metadata import ArrayMetadata, Node, parse_array
-from penstock.readers.types import Ints, Rejection
+from penstock.readers.types import Floats, Ints, Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
 
     from penstock.readers.formats.chunked import ChunkedShardFacts, ChunkReader
     from penstock.readers.origin import Entry, Origin
@@ -297,7 +295,7 @@ def _units(fields: list[WindowedArray]) -> Ints:
     return cut
 
 
-def _bytes_before(field: WindowedArray, stored: StoredChunks, samples: Ints) -> NDArray[np.float64]:
+def _bytes_before(field: WindowedArray, stored: StoredChunks, samples: Ints) -> Floats:
     """Estimate how many stored bytes of a field precede each sample along the first axis."""
     windows, grid = field.windows, field.array.grid
     numbers, _, _, of_chunks = stored.table
@@ -306,7 +304,7 @@ def _bytes_before(field: WindowedArray, stored: StoredChunks, samples: Ints) -> 
     borders = np.arange(len(sizes) + 1) * grid.chunk[0]
     inner = math.prod(windows.counts[1:]) * windows.repeat
     places = samples / inner * windows.stride[0]
-    before: NDArray[np.float64] = np.interp(places, borders, np.append(0, np.cumsum(sizes)))
+    before: Floats = np.interp(places, borders, np.append(0, np.cumsum(sizes)))
     return before
 
 

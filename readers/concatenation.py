@@ -140,8 +140,7 @@ class Concatenation(View):
         """Return the sample ids of (shard, row), int64, shape (n,)."""
         if (firsts := self._shard_ids) is None:
             return super().ids(rows)
-        ids: Ints = firsts[rows[:, 0]] + rows[:, 1]
-        return ids
+        return firsts[rows[:, 0]] + rows[:, 1]
 
     def _runs(self, rows: Ints) -> Iterator[Run]:
         for number, at, mine in _by_part(rows, rows[:, 0], self._first_shard):

@@ -411,8 +411,7 @@ class Dataset(Source):
         for number in np.unique(rows[:, 0]).tolist():  # so that one shard's names are in memory
             places = np.flatnonzero(rows[:, 0] == number)
             names[places] = _names(reader, number, rows[places, 1].tolist())
-        found: list[str] = names.tolist()
-        return found
+        return names.tolist()
 
     @property
     def bytes_fetched(self) -> int:

@@ -193,8 +193,7 @@ def _outline(inside: Bools) -> Bools:
     """Return the pixels of a mask that have a neighbour outside of it."""
     padded = np.pad(inside, 1)
     core = padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:]
-    found: Bools = inside & ~core
-    return found
+    return inside & ~core
 
 
 def _scaled(values: Numbers | None, scale: float) -> list[list[float]]:
@@ -399,8 +398,7 @@ def _visible(points: Numbers) -> Numbers:
     """Return points as x, y; points that aren't labelled (visibility 0) become NaN."""
     if points.shape[-1] == 2:
         return points
-    places: Numbers = np.where(points[..., 2:] > 0, points[..., :2], np.nan)
-    return places
+    return np.where(points[..., 2:] > 0, points[..., :2], np.nan)
 
 
 def _class_name(name: str, number: int, how: Reading) -> str:

@@ -83,8 +83,7 @@ class SampleSlots:
         """Return the sample that owns each slot, int64."""
         at = (slots << _BITS) + _fraction(offset)
         if self._guide is None:
-            owners: Ints = np.searchsorted(self._sums, at, side="right") - 1
-            return owners
+            return np.searchsorted(self._sums, at, side="right") - 1
         # The search of all slots at once, between the entries of the guide.
         place = at >> self._shift
         low: Ints = self._guide[place]
@@ -244,8 +243,7 @@ def balanced_weights(classes: Numbers) -> Floats:
     classes: of each sample, integers, shape (n,).
     """
     _, number, counts = np.unique(classes, return_inverse=True, return_counts=True)
-    weights: Floats = len(classes) / len(counts) / counts[number.reshape(-1)]
-    return weights
+    return len(classes) / len(counts) / counts[number.reshape(-1)]
 
 
 _TABLES = (".csv", ".parquet")

@@ -73,5 +73,4 @@ class SerializedSource:
                     "--out FOLDER, and pass that folder as the Dataset's index=."
                 )
         # Unpickling is as safe as running the task: both come from the driver.
-        source: Source = pickle.loads(self.source)
-        return source
+        return pickle.loads(self.source)

@@ -154,8 +154,7 @@ class Contents:
     @cached_property
     def starts(self) -> Ints:
         """The number of samples before each shard, int64, shape (shards,)."""
-        starts: Ints = np.cumsum(self.sizes) - self.sizes
-        return starts
+        return np.cumsum(self.sizes) - self.sizes
 
     def lack(self, name: str) -> int:
         """Return how many samples lack a field, which may be unknown here."""
@@ -163,8 +162,7 @@ class Contents:
 
     def places(self, rows: Ints) -> Ints:
         """Return the positions among all samples of (shard, row): int64, shape (n,)."""
-        places: Ints = self.starts[rows[:, 0]] + rows[:, 1]
-        return places
+        return self.starts[rows[:, 0]] + rows[:, 1]
 
     def rows(self, places: Ints) -> Ints:
         """Return (shard, row) of positions among all samples: int64, shape (n, 2)."""
@@ -306,8 +304,7 @@ def selected(base: Contents, places: Ints, shards: Ints) -> Contents:
 def _of_units(rows: Ints, units: Ints) -> Ints:
     """Return how many of these rows of a shard are in each unit, without units that have none."""
     counts = np.bincount(np.searchsorted(np.cumsum(units), rows, side="right"))
-    kept: Ints = counts[counts > 0].astype(np.int64)
-    return kept
+    return counts[counts > 0].astype(np.int64)
 
 
 # What a notebook shows of a source.
@@ -865,10 +862,7 @@ class View(Source):
 
     def _names_of(self, rows: Ints) -> list[str]:
         """Return the samples' names, as in the bases."""
-        names: list[str] = self._facts(
-            rows, lambda run: run.base._names_of(run.rows), object
-        ).tolist()
-        return names
+        return self._facts(rows, lambda run: run.base._names_of(run.rows), object).tolist()
 
     def read(self, rows: Ints, **options: Unpack[ReadOptions]) -> SampleBatch:
         """Read samples in the order of rows; see `Dataset.read`."""

@@ -111,8 +111,7 @@ def by_group(keys: object, count: int, shares: list[float], *, seed: int) -> Int
     if shares[-1] == 0:  # the sum of the shares may be rounded down
         of_group = of_group.clip(0, len(shares) - 2)
     of_group[of_group == len(shares) - 1] = LEFT_OUT
-    parts: Ints = of_group[number]
-    return parts
+    return of_group[number]
 
 
 def _groups(keys: object, count: int, *, seed: int) -> tuple[Ints, NDArray[np.uint64]]:

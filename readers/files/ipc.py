@@ -132,8 +132,7 @@ def write_batch(path: bytes, batch: Any) -> None:
 
 def metadata(buffer: Any) -> Mapping[bytes, bytes]:
     """Return the metadata in a file's schema. Raises one of BROKEN."""
-    found: Mapping[bytes, bytes] = pa.ipc.open_file(pa.BufferReader(buffer)).schema.metadata or {}
-    return found
+    return pa.ipc.open_file(pa.BufferReader(buffer)).schema.metadata or {}
 
 
 def only_batch(

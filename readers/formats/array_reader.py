@@ -221,8 +221,7 @@ class ArrayReader(ChunkReader):
         yield from zip(numbers.tolist(), np.split(order, firsts[1:]), strict=True)
 
     def _piece_of(self, rows: Ints) -> Ints:
-        pieces: Ints = np.searchsorted(self._bounds, rows, side="right") - 1
-        return pieces
+        return np.searchsorted(self._bounds, rows, side="right") - 1
 
     def _offset(self, piece: int) -> int:
         """Return what a row's number differs by from its sample's number in the piece's group."""

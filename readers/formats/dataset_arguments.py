@@ -119,8 +119,7 @@ class Sampling:
     @classmethod
     def of(cls, arrangement: Arrangement) -> Sampling:
         """Return the sampling of an arrangement."""
-        found: Sampling = arrangement.sampling or DEFAULT_SAMPLING
-        return found
+        return arrangement.sampling or DEFAULT_SAMPLING
 
 
 DEFAULT_SAMPLING = Sampling()

@@ -106,8 +106,7 @@ class UnitReader(ChunkReader):
 
     def units_of(self, rows: Ints) -> Ints:
         """Return the unit of each row."""
-        found: Ints = np.searchsorted(self._bounds, rows, side="right") - 1
-        return found
+        return np.searchsorted(self._bounds, rows, side="right") - 1
 
     def place_of(self, row: int) -> tuple[int, int]:
         """Return a row's unit, and its number in the unit."""

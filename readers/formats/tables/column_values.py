@@ -263,8 +263,7 @@ class _NestedLists:
         if not marks.any():
             return np.zeros(len(self.offsets) - 1, np.bool_)
         before = offsets_of(marks)[self.offsets]
-        found: Bools = before[1:] > before[:-1]
-        return found
+        return before[1:] > before[:-1]
 
 
 def _elements(array: Any) -> tuple[Ints, Any]:

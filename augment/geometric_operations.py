@@ -19,19 +19,13 @@ import numpy as np
 from penstock.augment import argument_checks as arg
 from penstock.augment.argument_checks import argument
 from penstock.augment.dali_runs import fn
-from penstock.augment.operation import (
-    Antialias,
-    GeometricOperation,
-    ImageShape,
-    Per,
-    Size,
-    operation,
-)
+from penstock.augment.operation import Antialias, GeometricOperation, Per, Size, operation
 from penstock.cache import RecipeError
 from penstock.readers import ANY_SIZE, ImageRange
 
 if TYPE_CHECKING:
     from penstock.augment.draw_keys import Uniform
+    from penstock.augment.operation import ImageShape
     from penstock.readers.fieldtypes import FieldType
     from penstock.readers.types import Bools, Floats, Ints
 

@@ -43,13 +43,7 @@ from penstock.augment.dali_runs import (
     machine_error,
     split_rows,
 )
-from penstock.augment.graph_definition import (
-    GraphInputs,
-    GraphPlan,
-    ViewInputs,
-    decoded,
-    define_outputs,
-)
+from penstock.augment.graph_definition import GraphInputs, ViewInputs, decoded, define_outputs
 from penstock.augment.verify import bad_headers, read_header
 from penstock.cache import ClosedError, PenstockError
 from penstock.readers import Encoded, EncodedBatch, Rejection
@@ -60,6 +54,7 @@ if TYPE_CHECKING:
     import torch
 
     from penstock.augment.draws import Draws
+    from penstock.augment.graph_definition import GraphPlan
 
 # Batches after a failure that are cut into small runs, and samples of a small run. With 1 % bad
 # samples 72 of 100 runs of 128 fail and 15 of 100 runs of 16, and a failed run loses its good

@@ -15,27 +15,14 @@ import numpy as np
 from penstock.cache import ConfigError, DatasetError
 from penstock.readers.fieldtypes.array_forms import ArrayForm, check_array
 from penstock.readers.fieldtypes.columns import ArrayColumn, Column, DenseColumn, RaggedColumn
-from penstock.readers.fieldtypes.field_type import (
-    FieldType,
-    FieldTypes,
-    check_reference,
-    frozen_type,
-)
-from penstock.readers.types import (
-    CODECS,
-    MAX_PIXELS,
-    Encoded,
-    Facts,
-    Ints,
-    Numbers,
-    Rejection,
-    accepted,
-)
+from penstock.readers.fieldtypes.field_type import FieldType, check_reference, frozen_type
+from penstock.readers.types import CODECS, MAX_PIXELS, Rejection, accepted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.readers.fieldtypes.field_type import Moves, Size, Sizes
+    from penstock.readers.fieldtypes.field_type import FieldTypes, Moves, Size, Sizes
+    from penstock.readers.types import Encoded, Facts, Ints, Numbers
 
 BoxFormat = Literal["xyxy", "xywh", "cxcywh", "xyxy_norm", "xywh_norm", "cxcywh_norm"]
 

@@ -22,22 +22,13 @@ from penstock.readers.fieldtypes.cells import shorten
 from penstock.readers.fieldtypes.columns import Column, DenseColumn, RaggedColumn
 from penstock.readers.fieldtypes.field_type import FieldType, check_reference, frozen_type
 from penstock.readers.fieldtypes.masks import nearest
-from penstock.readers.types import (
-    MAX_PIXELS,
-    Bools,
-    Encoded,
-    Facts,
-    Floats,
-    Ints,
-    Numbers,
-    Rejection,
-    offsets_of,
-)
+from penstock.readers.types import MAX_PIXELS, Facts, Rejection, offsets_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes.field_type import Moves, Size
+    from penstock.readers.types import Bools, Encoded, Floats, Ints, Numbers
 
 
 _POLYGON, _COUNTS, _TEXT = 0, 1, 2  # as in `mask_kernels`, which needs numba

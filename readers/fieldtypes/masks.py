@@ -25,12 +25,7 @@ from penstock.readers.fieldtypes.array_forms import (
     read_npy_header,
 )
 from penstock.readers.fieldtypes.columns import ArrayColumn, Column, DenseColumn, ListColumn
-from penstock.readers.fieldtypes.field_type import (
-    FieldType,
-    FieldTypes,
-    check_reference,
-    frozen_type,
-)
+from penstock.readers.fieldtypes.field_type import FieldType, check_reference, frozen_type
 from penstock.readers.fieldtypes.verification import (
     IMAGE_HEAD_BYTES,
     open_with_plugin,
@@ -42,7 +37,7 @@ from penstock.readers.types import MAX_PIXELS, Facts, Rejection, accepted, failu
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from penstock.readers.fieldtypes.field_type import Moves, Size
+    from penstock.readers.fieldtypes.field_type import FieldTypes, Moves, Size
     from penstock.readers.types import Encoded, Ints, Numbers
 
 _TO_PNG = "write class numbers as a grey or palette PNG, or as integers in an .npy file"

@@ -21,13 +21,7 @@ from crc32c import crc32c
 
 from penstock.cache import ConfigError, MissingDependencyError, log
 from penstock.cache.base import machine_remedy
-from penstock.readers.fieldtypes import (
-    Schema,
-    image_fields,
-    image_of,
-    is_progressive,
-    untyped_places,
-)
+from penstock.readers.fieldtypes import image_fields, image_of, is_progressive, untyped_places
 from penstock.readers.formats.pack import PackSample
 from penstock.readers.types import Encoded, Facts, Rejection
 
@@ -35,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from PIL.Image import Image as Picture
+
+    from penstock.readers.fieldtypes import Schema
 
     Size = tuple[int, int]
 

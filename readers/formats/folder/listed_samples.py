@@ -11,15 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
-from penstock.readers.fieldtypes import (
-    LABEL,
-    LABELS,
-    ClassLabel,
-    TextTable,
-    csv_table,
-    fields_of,
-    jsonl_table,
-)
+from penstock.readers.fieldtypes import LABEL, LABELS, ClassLabel, csv_table, fields_of, jsonl_table
 from penstock.readers.files import KINDS, encoded_name, extension, kind_of, printable
 from penstock.readers.formats.candidates import Candidates, left_out_sentences
 from penstock.readers.formats.file_kinds import TYPES, type_by_names
@@ -28,7 +20,7 @@ from penstock.readers.origin import QuarantineEntry, left_out_for
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.readers.fieldtypes import FieldType, FieldTypes
+    from penstock.readers.fieldtypes import FieldType, FieldTypes, TextTable
     from penstock.readers.origin import Entry
 
 METADATA = (b"metadata.csv", b"metadata.jsonl")

@@ -105,16 +105,14 @@ class Concatenation(View):
     @property
     def remote_shards(self) -> RemoteShards | None:
         """The shards of all parts that are read from a remote store."""
-        return RemoteShards.end_to_end(
-            [(part.remote_shards, len(part.contents.sizes)) for part in self.bases]
-        )
+        parts = [(part.remote_shards, len(part.contents.sizes)) for part in self.bases]
+        return RemoteShards.end_to_end(parts)
 
     @cached_property
     def _shard_ids(self) -> Ints | None:
         each = [part._shard_ids for part in self.bases]
-        firsts = [
-            ids + first for ids, first in zip(each, self._first_id, strict=True) if ids is not None
-        ]
+        pairs = zip(each, self._first_id, strict=True)
+        firsts = [ids + first for ids, first in pairs if ids is not None]
         return np.concatenate(firsts) if len(firsts) == len(each) else None
 
     @cached_property

@@ -381,9 +381,8 @@ class Mixture(Concatenation):
     @cached_property
     def _part_of_shard(self) -> Ints:
         """The number of each shard's part, int64, shape (shards,)."""
-        return np.repeat(
-            np.arange(len(self.bases)), [len(part.contents.sizes) for part in self.bases]
-        )
+        counts = [len(part.contents.sizes) for part in self.bases]
+        return np.repeat(np.arange(len(counts)), counts)
 
     @cached_property
     def _wanted(self) -> tuple[str, ...]:
@@ -586,13 +585,9 @@ def _check_field(name: str, schemas: Mapping[str, Schema], *, masks: bool) -> No
 
 def _listed(parts: Sequence[str]) -> str:
     """Return the names of some parts for a message."""
-    more = len(parts) - _NAMED
     listed = ", ".join(f'"{part}"' for part in parts[:_NAMED])
-    return (
-        f"the part {listed}"
-        if len(parts) == 1
-        else (f"the parts {listed}{f' and {more} more' if more > 0 else ''}")
-    )
+    more = f" and {len(parts) - _NAMED} more" if len(parts) > _NAMED else ""
+    return f"the part{'s' * (len(parts) > 1)} {listed}{more}"
 
 
 # One of so many reads is part by part, which takes 4 times as long for tokens, and early in a job a

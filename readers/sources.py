@@ -241,9 +241,8 @@ class MixtureContents:
         for start in sorted(starts):
             counts = stream.counts(start + samples) - stream.counts(start)
             epoch = f"epoch {start // samples:,}" if start else "an epoch"
-            for name, count, size in zip(
-                self.names, counts.tolist(), self.sizes.tolist(), strict=True
-            ):
+            rows = zip(self.names, counts.tolist(), self.sizes.tolist(), strict=True)
+            for name, count, size in rows:
                 most = self.max_repeats.get(name)
                 # Later epochs may have two more, by rounding.
                 if most is not None and count > most * size + 2 * (start > 0):
@@ -469,20 +468,6 @@ class Source(ABC):
         """Return where samples lie in memory, if they are plain rows of one form that are copied
         best together with those of other sources; else None."""
         return None
-
-    def read_parts(
-        self,
-        rows: Ints,
-        bounds: Sequence[int],
-        *,
-        mode: ReadMode = READ_MODE,
-        bad: dict[int, str] | None = None,
-        fields: Sequence[str] | None = None,
-        blocks: Blocks | None = None,
-    ) -> list[SampleBatch]:
-        """Read several batches at once: the samples between bounds, which share memory. Other
-        arguments and errors: as for `read`."""
-        return self.read(rows, mode=mode, bad=bad, fields=fields, blocks=blocks).parts(bounds)
 
     def names(self, ids: Iterable[int] | Ints) -> list[str]:
         """Return the samples' names for messages: file names below the folder; for a pack the names
@@ -1035,9 +1020,8 @@ class Reordered(View):
     def __reduce__(self) -> Any:
         """Pickle the source and the weights: a spawned worker opens it again. It reads the samples
         that are requested of it, so it needs no lists."""
-        return (
-            (Reordered, (self._base, self._weights)) if self._weights else self._base.__reduce__()
-        )
+        given = self._base, self._weights
+        return (Reordered, given) if self._weights else self._base.__reduce__()
 
     def __repr__(self) -> str:
         return f"{self._base!r} with {'a sampler' if self._weights is None else 'weights'}"

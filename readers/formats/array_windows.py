@@ -65,25 +65,16 @@ class ArrayWindows:
 
     @classmethod
     def parse(
-        cls,
-        shape: Sequence[int],
-        window: Sequence[int],
-        stride: Sequence[int],
-        is_step: object,
-        repeat: int,
+        cls, shape: Shape, window: Shape, stride: Shape, is_step: object, repeat: int
     ) -> ArrayWindows:
         """Return windows as an index records them. Raises ValueError or TypeError if they don't fit
         the shape."""
         axes = zip(shape, window, stride, strict=True)
         if repeat < 1 or any(not 0 <= part <= length or step < 1 for length, part, step in axes):
             raise ValueError(f"it has invalid windows {window} of an array of shape {shape}")
-        return cls(
-            shape=tuple(map(int, shape)),
-            window=tuple(map(int, window)),
-            stride=tuple(map(int, stride)),
-            is_step=bool(is_step),
-            repeat=int(repeat),
-        )
+        shape, window, stride = (tuple(map(int, each)) for each in (shape, window, stride))
+        step, repeat = bool(is_step), int(repeat)
+        return cls(shape=shape, window=window, stride=stride, is_step=step, repeat=repeat)
 
     @cached_property
     def counts(self) -> Shape:
@@ -188,9 +179,8 @@ class ChunkGrid:
     @cached_property
     def counts(self) -> Shape:
         """Return the number of chunks along each axis."""
-        return tuple(
-            -(-length // part) for length, part in zip(self.shape, self.chunk, strict=True)
-        )
+        axes = zip(self.shape, self.chunk, strict=True)
+        return tuple(-(-length // part) for length, part in axes)
 
     @property
     def chunks(self) -> int:
@@ -308,10 +298,9 @@ def windows_of(
     to all arrays, and an array of fewer axes uses its first lengths. may_be_short: True if the
     array may be too short for one window along its first axis. Raises ConfigError.
     """
+    ones = (1,) * len(shape)
     if window is None:
-        return ArrayWindows(
-            shape=shape, window=(1, *shape[1:]), stride=(1,) * len(shape), is_step=True
-        )
+        return ArrayWindows(shape=shape, window=(1, *shape[1:]), stride=ones, is_step=True)
     if len(window) > len(shape) and is_named:
         raise ConfigError(
             f"sample: got {window} for {what}, which has {len(shape)} axes: {shape}. Give at most "
@@ -324,20 +313,15 @@ def windows_of(
     )
     if may_be_short and lengths[0] > shape[0]:
         longest = (max(1, shape[0]), *shape[1:])
-        return ArrayWindows(shape=(0, *shape[1:]), window=longest, stride=(1,) * len(shape))
+        return ArrayWindows(shape=(0, *shape[1:]), window=longest, stride=ones)
     if any(part > length for part, length in zip(lengths, shape, strict=True)):
         raise ConfigError(
             f"sample: got {window} for {what}, whose shape is {shape}: no such window fits. Give "
             "shorter lengths, or None for a whole axis."
         )
-    return ArrayWindows(
-        shape=shape,
-        window=lengths,
-        stride=tuple(
-            max(1, part) if step is None else step
-            for step, part in zip(steps, lengths, strict=True)
-        ),
-    )
+    pairs = zip(steps, lengths, strict=True)
+    strides = tuple(max(1, length) if step is None else step for step, length in pairs)
+    return ArrayWindows(shape=shape, window=lengths, stride=strides)
 
 
 _LARGE_BYTES = 2**13
@@ -391,10 +375,8 @@ class PartCopier:
             elif self._are_small:
                 out[self._places[low:high], 0] = chunk[begins[low:high, 0]]
             else:
-                steps = zip(
-                    self._places[low:high].tolist(), begins[low:high, 0].tolist(), strict=True
-                )
-                for place, step in steps:
+                places, steps = self._places[low:high].tolist(), begins[low:high, 0].tolist()
+                for place, step in zip(places, steps, strict=True):
                     out[place, 0] = chunk[step]
             return
         begins = begins[low:high]

@@ -115,11 +115,8 @@ class BlockFormat(ChunkFormat):
     def _blocks_of(
         self, origin: Origin, entry: Entry
     ) -> tuple[dict[str, FieldType], Sequence[Block]]:
-        size = entry.size_bytes
-        with (
-            open_data_file(origin, entry) as file,
-            refusing(entry, f"isn't a valid {self.name} file: "),
-        ):
+        size, where = entry.size_bytes, f"isn't a valid {self.name} file: "
+        with open_data_file(origin, entry) as file, refusing(entry, where):
             schema, blocks = self.blocks(file, entry)
             ends = [(b.start, b.start + b.size_bytes, b.rows) for b in blocks]
             if any(not 0 <= start <= end <= size or rows < 0 for start, end, rows in ends):
@@ -136,18 +133,14 @@ def _shard(blocks: Sequence[tuple[Entry, int, Block]]) -> ChunkedShard:
     missing: Counter[str] = Counter()
     for _, _, block in blocks:
         missing.update(block.missing)
+    firsts, notes = [first for _, first, _ in blocks], [block.note for _, _, block in blocks]
+    rows = [block.rows for _, _, block in blocks]
     return ChunkedShard.of(
         [(entry, block.start, block.size_bytes, 0) for entry, _, block in blocks],
-        samples=sum(block.rows for _, _, block in blocks),
-        units=[block.rows for _, _, block in blocks],
-        fields={
-            name: FieldSummary(storage="chunks", missing=count) for name, count in missing.items()
-        },
-        note=[
-            [first for _, first, _ in blocks],
-            [block.note for _, _, block in blocks],
-            [name for name, count in missing.items() if count],
-        ],
+        samples=sum(rows),
+        units=rows,
+        fields={n: FieldSummary(storage="chunks", missing=count) for n, count in missing.items()},
+        note=[firsts, notes, [name for name, count in missing.items() if count]],
     )
 
 

@@ -104,14 +104,9 @@ class Spans:
     sizes: Ints
     codec: str | None = None
 
-    def take(self, rows: Ints) -> Spans:
-        """Return the spans of these candidates, in this order."""
-        return Spans(
-            files=self.files[rows],
-            starts=self.starts[rows],
-            sizes=self.sizes[rows],
-            codec=self.codec,
-        )
+    def take(self, at: Ints) -> Spans:
+        """Return the spans of the candidates at these positions, in this order."""
+        return replace(self, files=self.files[at], starts=self.starts[at], sizes=self.sizes[at])
 
 
 def left_out_sentences(what: str, entries: Sequence[QuarantineEntry]) -> list[str]:
@@ -235,16 +230,12 @@ class Candidates:
         """Return the candidates without the rejected ones, which are quarantined by name."""
         if not self.rejected:
             return self
-        bad = [
-            QuarantineEntry(name=self.names[row], reason=reason)
-            for row, reason in sorted(self.rejected.items())
-        ]
+        found = sorted(self.rejected.items())
+        bad = [QuarantineEntry(name=self.names[row], reason=reason) for row, reason in found]
+        kept = self.take(np.setdiff1d(np.arange(len(self)), list(self.rejected)))
+        every = [*self.quarantined, *bad]
         return replace(
-            self.take(np.setdiff1d(np.arange(len(self)), list(self.rejected))),
-            files=self.files,
-            passed_over=self.passed_over,
-            rejected={},
-            quarantined=[*self.quarantined, *bad],
+            kept, files=self.files, passed_over=self.passed_over, rejected={}, quarantined=every
         )
 
     def report(self, url: str) -> None:

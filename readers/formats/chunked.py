@@ -10,6 +10,7 @@ chunks.
 from __future__ import annotations
 
 import contextlib
+import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -20,7 +21,6 @@ from penstock.cache import CorruptShardError, DatasetError, PenstockError, log
 from penstock.readers.byte_source import REINDEX
 from penstock.readers.fieldtypes import put_parts
 from penstock.readers.formats.chunk_data import ChunkParts, ShardData
-from penstock.readers.formats.extents import ChunkedShard, Extents, decode_note
 from penstock.readers.formats.files_format import FilesFormat
 from penstock.readers.formats.format import DatasetFiles, ShardEntry, Snapshot
 from penstock.readers.formats.open_shard import OpenShard, RowRequest, RowsOut, StridedRows
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from penstock.readers.fieldtypes import Column, ColumnCrop, Schema
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.chunk_cache import PendingFetch
+    from penstock.readers.formats.extents import ChunkedShard, Extents
     from penstock.readers.formats.chunk_data import Fetches
     from penstock.readers.formats.format import Draw
     from penstock.readers.formats.open_shard import Places
@@ -69,7 +70,7 @@ class ChunkedShardFacts:
     @property
     def note(self) -> Any:
         """Return `ChunkedShard.note`, decoded from JSON. Raises ValueError."""
-        return decode_note(self.notes)
+        return json.loads(self.notes)
 
 
 class ChunkReader(ABC):

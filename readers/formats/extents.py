@@ -69,10 +69,8 @@ class ShardFiles:
 
     def entries(self) -> Iterator[Entry]:
         """Yield the listing entry of each file."""
-        rows = zip(
-            self.names, self.sizes.tolist(), self.mtimes_ns.tolist(), self.versions, strict=True
-        )
-        for name, size_bytes, mtime_ns, version in rows:
+        columns = self.names, self.sizes.tolist(), self.mtimes_ns.tolist(), self.versions
+        for name, size_bytes, mtime_ns, version in zip(*columns, strict=True):
             yield Entry(name=name, size_bytes=size_bytes, mtime_ns=mtime_ns, version=version)
 
     def segments(self) -> Sequence[Segment]:
@@ -202,11 +200,6 @@ class ChunkedShard:
         extents = self.extents
         table = np.stack((extents.files, extents.starts, extents.sizes, extents.fields))
         return int(crc32c(np.ascontiguousarray(table, "<i8"), sum))
-
-
-def decode_note(notes: bytes) -> Any:
-    """Return the note that `ChunkedShard.notes` encoded from JSON. Raises ValueError."""
-    return json.loads(notes)
 
 
 NOT_IN_BLOB = -1

@@ -185,21 +185,15 @@ class RecordListing(SpanListing):
         numbers = np.repeat(np.arange(len(records)), list(map(len, records)))
         names = [name for entry, each in good for name in self._names(entry, each)]
         table = _table([each.values for each in records], names, schema, source=self.origin.url)
+        numbered = zip(firsts, records, strict=False)
         return Candidates(
             schema=schema,
             names=names,
             files=[entry for entry, _ in good],
-            spans={
-                name: _joined([each.spans[name] for each in records], numbers)
-                for name in records[0].spans
-            },
+            spans={n: _joined([r.spans[n] for r in records], numbers) for n in records[0].spans},
             shard_of=None if self._format.is_file_per_sample else numbers,
             shard_bytes=self._format.shard_bytes,
-            rejected={
-                first + row: reason
-                for first, each in zip(firsts, records, strict=False)
-                for row, reason in each.rejected.items()
-            },
+            rejected={first + row: why for first, r in numbered for row, why in r.rejected.items()},
             quarantined=bad,
             unread=left_out_sentences("files", bad),
         ).with_table(table, of="values of records")

@@ -368,18 +368,13 @@ class Sidecar:
     def summary(self, *, progressive: Mapping[str, int] | None = None) -> ShardSummary:
         """Return the shard's contribution to the manifest. progressive: number of progressive JPEGs
         by field, if they were counted."""
-        notes = {
-            name: replace(each, progressive=(progressive or {}).get(name))
-            for name, each in self.fields.items()
-        }
+        schema, counts = self.layout.schema, progressive or {}
+        notes = {n: replace(each, progressive=counts.get(n)) for n, each in self.fields.items()}
         for name in self.layout.stored("rows"):
             notes[name] = replace(notes[name], **_sums(self.columns[name]))
+        size_bytes, files = self.size_bytes, len(self.files)
         return ShardSummary.of(
-            self.layout.schema,
-            notes,
-            samples=self.samples,
-            size_bytes=self.size_bytes,
-            files=len(self.files),
+            schema, notes, samples=self.samples, size_bytes=size_bytes, files=files
         )
 
     def open(self, place: ShardPlace) -> OpenShard:
@@ -497,20 +492,12 @@ def _renumber(numbers: Sequence[Ints]) -> tuple[list[int], list[Ints]]:
     order = np.argsort(first)
     places = np.append(np.empty(len(order), np.int64), MISSING)
     places[order] = np.arange(len(order))
-    local = [
-        places[np.where(each == MISSING, len(order), np.searchsorted(found, each))]
-        for each in numbers
-    ]
+    local = [places[np.where(n == MISSING, len(order), np.searchsorted(found, n))] for n in numbers]
     return found[order].tolist(), local
 
 
 def read_sidecar(
-    path: bytes,
-    *,
-    etag: str,
-    layout: SampleLayout,
-    is_file_per_sample: bool,
-    url: str | None = None,
+    path: bytes, *, etag: str, layout: SampleLayout, is_file_per_sample: bool, url: str = ""
 ) -> Sidecar:
     """Read a sidecar.
 

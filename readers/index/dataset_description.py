@@ -44,7 +44,7 @@ _YAML = (".yaml", ".yml")  # such as YOLO's data.yaml
 Folder = str | os.PathLike[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class BuildOptions:
     """The options for building an index. verify: decodes images; None means the installed decoder.
     workers: threads. check_by_workers: checks the samples by an executor; see

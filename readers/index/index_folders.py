@@ -322,7 +322,7 @@ class Sidecars:
             )
         return sidecar
 
-    def _parse(self, shard: int, path: bytes, url: str | None = None) -> Sidecar:
+    def _parse(self, shard: int, path: bytes, url: str = "") -> Sidecar:
         manifest = self._manifest
         return read_sidecar(
             path,

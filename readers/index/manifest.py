@@ -507,9 +507,7 @@ def join_manifest(
         schema=schema,
         fields={name: FieldSummary.joined([s.fields[name] for s in shards]) for name in schema},
         samples=int(samples.sum()),
-        fingerprint=fingerprint(
-            schema=schema, samples=samples, crcs=crcs, columns_crcs=columns_crcs
-        ),
+        fingerprint=fingerprint(schema, samples, crcs, columns_crcs),
         icc=label_correlation(labels) if labels else None,
         quarantined=quarantined,
         overhead_bytes=max(overheads) if len(overheads) == len(shards) else None,
@@ -570,7 +568,7 @@ def label_correlation(shards: Sequence[Mapping[int, int]]) -> float:
 
 
 def fingerprint(
-    *, schema: Schema, samples: Ints, crcs: NDArray[np.uint32], columns_crcs: NDArray[np.uint32]
+    schema: Schema, samples: Ints, crcs: NDArray[np.uint32], columns_crcs: NDArray[np.uint32]
 ) -> str:
     """Return the fingerprint of the content, 64 hex digits: a hash of the schema, the shards' sizes
     and their checksums. It doesn't depend on the place or the time of writing, so a folder and its

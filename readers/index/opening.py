@@ -105,17 +105,10 @@ class IndexOpener:
             sent, named = data.for_workers(), verify_name(verify)
             checker = partial(check_by_executor, executor, sent, verify=named)
         arrangement = data.arrangement()
+        options = BuildOptions(verify, workers or usable_cores(), progress, checker)
+        origin = data.locate(scratch, arrangement)
         opener = cls(
-            origin=data.locate(scratch, arrangement),
-            scratch=scratch,
-            format=data.format,
-            index=data.index,
-            options=BuildOptions(
-                verify=verify,
-                workers=workers or usable_cores(),
-                progress=progress,
-                check_by_workers=checker,
-            ),
+            origin=origin, scratch=scratch, format=data.format, index=data.index, options=options
         )
         if not (names := dict(arrangement.places)):
             return opener

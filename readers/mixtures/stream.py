@@ -36,7 +36,6 @@ RAMP_STAGES = 256
 
 _KEPT_STAGES = 4
 _MOST_SAMPLES = 2**60
-_MOST_LEFT = 256  # numbers of used-up parts for which shares are listed
 
 EpochRule = Literal["first", "all", "once"] | int
 """The end of a mixture's epoch: when the first part is used up, when every part is, when each
@@ -184,27 +183,6 @@ class MixtureStream:
     def weights_at(self, sample: int) -> Weights:
         """Return the weights in force at a sample, with the counts where they took effect."""
         return self._known[self._known_at(sample)]
-
-    def all_shares(self) -> Iterator[Ints]:
-        """Yield the integer shares of parts in some global batch, int64, shape (parts,): those of
-        all changes; with is_once also those that are left when parts are used up, one after the
-        other; with units those of each part alone."""
-        parts = len(self.sizes)
-        given = [each for change in self.changes for each in (change.shares, change.target) if each]
-        if self.unit > 1:
-            for part in np.flatnonzero(np.array(given).any(axis=0)):
-                yield (np.arange(parts) == part).astype(np.int64)
-            return
-        for each in dict.fromkeys(given):
-            shares = np.array(each, np.int64)
-            yield shares
-            if self._is_once:
-                order = np.argsort(self.sizes / shares)
-                step = -(-parts // _MOST_LEFT)
-                for used_up in range(step, parts, step):
-                    left = shares.copy()
-                    left[order[:used_up]] = 0
-                    yield left
 
     # -- stages
 

@@ -410,11 +410,8 @@ class RowSource(PackSource):
         forms = pack_forms(self.schema)
         spans = pack.stored_fields([name for name, form in forms.items() if form.is_span])
         places = [pack.index.layout.table.spans[name] for name in spans]
-        fixed = sum(
-            -(-form.numbers // 8) if form.is_bits else form.row_bytes
-            for form in forms.values()
-            if not form.is_span
-        )
+        dense = [form for form in forms.values() if not form.is_span]
+        fixed = sum(-(-form.numbers // 8) if form.is_bits else form.row_bytes for form in dense)
 
         def read(number: int) -> Ints:
             """Return the bytes of each sample in the packed fields."""
@@ -453,14 +450,10 @@ class RowSource(PackSource):
         decoder = None
         if self._pack is None:
             decoder = verify_for(self.schema, verify, workers=workers, max_pixels=self.max_pixels)
-        pieces = (
-            shard.positions[part]
-            for shard in shards
-            for part in cut_into_batches(self._means[shard.positions])
-        )
-        for positions, batch, bad in ordered(
-            self._read, pieces, workers=workers, ahead=workers + 2, name="intake"
-        ):
+        groups = (shard.positions for shard in shards)
+        pieces = (each[part] for each in groups for part in cut_into_batches(self._means[each]))
+        read = ordered(self._read, pieces, workers=workers, ahead=workers + 2, name="intake")
+        for positions, batch, bad in read:
             has = {name: batch.has(name) for name in self.schema}
             contents: Contents = {
                 name: [
@@ -470,16 +463,10 @@ class RowSource(PackSource):
                 for name, type in self.schema.items()
                 if type.is_encoded
             }
-            names, results = self._examine(positions, contents, decoder)
-            yield from self._samples(
-                names,
-                [Rejection(bad[row]) if row in bad else each for row, each in enumerate(results)],
-                contents,
-                columns={
-                    name: each for name, each in batch.columns.items() if name not in contents
-                },
-                present=has,
-            )
+            names, examined = self._examine(positions, contents, decoder)
+            results = [Rejection(bad[i]) if i in bad else each for i, each in enumerate(examined)]
+            columns = {name: each for name, each in batch.columns.items() if name not in contents}
+            yield from self._samples(names, results, contents, columns=columns, present=has)
 
     def _read(self, positions: Ints) -> tuple[Ints, SampleBatch, dict[int, str]]:
         """Return samples as they are stored, and why some of them are bad, by row."""

@@ -194,10 +194,8 @@ def _parse_record(value: Mapping[str, Any]) -> ShardRecord:
             "field_bytes": (),
         }
         facts = ShardSummary(**facts)
-    rejected = [
-        (i, QuarantineEntry(name=os.fsencode(name), reason=reason))
-        for i, name, reason in value["rejected"]
-    ]
+    listed = ((i, os.fsencode(name), reason) for i, name, reason in value["rejected"])
+    rejected = [(i, QuarantineEntry(name=name, reason=reason)) for i, name, reason in listed]
     return ShardRecord(facts=facts, rejected=rejected)
 
 

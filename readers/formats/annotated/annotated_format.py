@@ -51,7 +51,8 @@ class Annotated:
     """An image and what its annotations say.
 
     name: of the image. values: by field, a number, or a list with a row for each object, or bytes
-    if the type is encoded. wrong: why the sample is left out; "" if it is good.
+    if the type is encoded. wrong: why the sample, which has no values, is left out; "" if it is
+    good.
     """
 
     name: bytes
@@ -82,7 +83,6 @@ class AnnotatedFiles(SpanListing):
         types: FieldTypes,
         *,
         source: str,
-        notes: Sequence[str] = (),
         unread: Sequence[str] = (),
     ) -> Candidates:
         """Return the images as candidates, in this order; images without a file are quarantined.
@@ -92,11 +92,8 @@ class AnnotatedFiles(SpanListing):
         """
         find = FileNames(self.files)
         found = [(find(each.name), each) for each in images]
-        missing = [
-            QuarantineEntry(name=each.name, reason=f"the image isn't there ({source})")
-            for entry, each in found
-            if entry is None
-        ]
+        why = f"the image isn't there ({source})"
+        missing = [QuarantineEntry(name=n.name, reason=why) for entry, n in found if entry is None]
         if images and len(missing) == len(images):
             raise DatasetError(
                 f"{self.origin.url}: none of the {len(images):,} images that {source} names is "
@@ -105,20 +102,15 @@ class AnnotatedFiles(SpanListing):
             )
         pairs = [(entry, each) for entry, each in found if entry is not None]
         good = [each for _, each in pairs]
-        empty = Annotated(b"")
         samples = Candidates.of_files(
             {IMAGE: [entry for entry, _ in pairs]},
             {IMAGE: Image()},
             quarantined=missing,
             rejected={row: each.wrong for row, each in enumerate(good) if each.wrong},
-            notes=notes,
             unread=unread,
         )
         columns = {
-            name: column_of(
-                type,
-                [_cell(type, (empty if each.wrong else each).values.get(name)) for each in good],
-            )
+            name: column_of(type, [_cell(type, each.values.get(name)) for each in good])
             for name, type in types.items()
         }
         return replace(samples, schema=Schema({IMAGE: Image(), **types}), values=columns)

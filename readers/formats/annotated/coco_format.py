@@ -173,13 +173,6 @@ class CocoFile:
         names = [str(each.get("name", each["id"])) for each in self.categories]
         return distinct_names(names, self.category_ids)
 
-    @cached_property
-    def point_names(self) -> list[str]:
-        """Return the names of the keypoints of the category that has most."""
-        found = (each.get("keypoints") for each in self.categories)
-        lists = [[*map(str, names)] for names in found if isinstance(names, list)]
-        return max(lists, key=len, default=[])
-
     def types(self, classes: ClassLabels) -> dict[str, FieldType]:
         """Return the types of the fields that the annotations have. Raises DatasetError if there
         are neither boxes nor captions."""
@@ -206,15 +199,16 @@ class CocoFile:
         return {**types, IMAGE_ID: Value("int64"), ORIGINAL_SIZE: ImageSize(of=IMAGE)}
 
     def _keypoints(self) -> InstanceKeypoints:
-        names = self.point_names
+        """Return the type of the keypoints, with the names of the category that has most."""
+        found = (each.get("keypoints") for each in self.categories)
+        lists = [tuple(map(str, names)) for names in found if isinstance(names, list)]
+        names = max(lists, key=len, default=())
         given = [each.get("keypoints") for some in self.annotations for each in some]
         longest = max((len(each) for each in given if isinstance(each, list)), default=0) // 3
         if longest > len(names):
-            names = []
+            names = ()
         points = len(names) or longest or 1
-        return InstanceKeypoints(
-            of=BOXES, points=points, names=tuple(names), mirrored=_mirrored(names)
-        )
+        return InstanceKeypoints(of=BOXES, points=points, names=names, mirrored=_mirrored(names))
 
     def samples(self, types: FieldTypes, classes: ClassLabels) -> list[Annotated]:
         """Return the images, with a reason for each that is wrong. types: of the fields."""
@@ -228,11 +222,9 @@ class CocoFile:
                 shown = f'"file_name" of image {image["id"]}'.encode()
                 found.append(Annotated(shown, wrong=f"it names no file ({self.source})"))
                 continue
-            size = [_integer(image.get("height")), _integer(image.get("width"))]
-            values: dict[str, Any] = {
-                IMAGE_ID: image["id"],
-                ORIGINAL_SIZE: [0, 0] if None in size else size,
-            }
+            size = [_integer(image.get(side)) for side in ("height", "width")]
+            values: dict[str, Any] = {IMAGE_ID: image["id"]}
+            values[ORIGINAL_SIZE] = [0, 0] if None in size else size
             try:
                 if CAPTIONS in types:
                     captions = [_caption(each) for each in some if "caption" in each]

@@ -5,6 +5,8 @@ images of each part in ImageSets.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar
 from xml.etree import ElementTree
 
@@ -107,9 +109,7 @@ class VocFiles(AnnotatedFiles):
         found = {name: _parsed(text) for name, text in zip(known, texts, strict=True)}
         classes = self.classes_of(self._class_names(found, workers=workers))
         of_boxes = Array("int64", (None,), of=BOXES)
-        objects = [
-            each for some in found.values() if isinstance(some, _Notes) for each in some.objects
-        ]
+        objects = [each for notes in found.values() for each in notes.objects]
         flags = [name for name in _FLAGS if any(name in each for each in objects)]
         types: dict[str, FieldType] = {BOXES: Boxes(of=IMAGE), LABELS: classes}
         types |= {**dict.fromkeys(flags, of_boxes), IMAGE_ID: Text()}
@@ -119,7 +119,7 @@ class VocFiles(AnnotatedFiles):
             [self._sample(name, found.get(name), number_of) for name in names], types, source=source
         )
 
-    def _class_names(self, found: Mapping[bytes, _Notes | str], *, workers: int) -> Sequence[str]:
+    def _class_names(self, found: Mapping[bytes, _Notes], *, workers: int) -> Sequence[str]:
         """Return the classes: those of Pascal VOC, else all that any annotation names, so that they
         are the same for all parts."""
         if _names_of(found) <= {*VOC_CLASSES}:
@@ -129,28 +129,20 @@ class VocFiles(AnnotatedFiles):
         rest = {entry.name: _parsed(text) for entry, text in zip(others, texts, strict=True)}
         return sorted(_names_of(found) | _names_of(rest))
 
-    def _sample(
-        self, name: bytes, notes: _Notes | str | None, numbers: Mapping[str, int]
-    ) -> Annotated:
+    def _sample(self, name: bytes, notes: _Notes | None, numbers: Mapping[str, int]) -> Annotated:
         """Return an image and its objects."""
         picture = self._pictures.get(name)
         file = _PICTURES + name + b".jpg" if picture is None else picture.name
+        source = f"{printable(_NOTES + name)}.xml"
         if notes is None:
-            return Annotated(file, wrong=f"there is no {printable(_NOTES + name)}.xml")
-        if isinstance(notes, str):
-            return Annotated(file, wrong=f"{notes} ({printable(_NOTES + name)}.xml)")
+            return Annotated(file, wrong=f"there is no {source}")
+        if notes.wrong:
+            return Annotated(file, wrong=f"{notes.wrong} ({source})")
         rows = notes.objects
-        values = {field: [row.get(field, 0) for row in rows] for field in _FLAGS}
-        return Annotated(
-            file,
-            {
-                **values,
-                BOXES: [row[BOXES] for row in rows],
-                LABELS: [numbers[row[LABELS]] for row in rows],
-                IMAGE_ID: name,
-                ORIGINAL_SIZE: notes.size,
-            },
-        )
+        values = {field: [row.get(field, 0) for row in rows] for field in (BOXES, *_FLAGS)}
+        labels = [numbers[row[LABELS]] for row in rows]
+        more = {LABELS: labels, IMAGE_ID: name, ORIGINAL_SIZE: notes.size}
+        return Annotated(file, {**values, **more})
 
 
 def _list_of(origin: Origin, files: Sequence[Entry]) -> Entry | None:
@@ -165,43 +157,37 @@ def _list_of(origin: Origin, files: Sequence[Entry]) -> Entry | None:
     return check_split(origin, parts, where="ImageSets/Main")
 
 
+@dataclass(frozen=True, slots=True)
 class _Notes:
     """The content of an XML file. size: height and width, 0 x 0 if unknown. objects: the values of
-    each by field, its class by name."""
+    each by field, its class by name. wrong: why the file can't be read; "" if it is good."""
 
-    __slots__ = ("objects", "size")
-
-    def __init__(self, root: ElementTree.Element) -> None:
-        """Raises ValueError for an annotation that is wrong."""
-        sides = (_number(root.find("size"), side, int, 0) for side in ("height", "width"))
-        self.size = [*sides]
-        self.objects: list[dict[str, Any]] = []
-        for number, each in enumerate(root.findall("object")):
-            name = (each.findtext("name") or "").strip()
-            if not name:
-                raise ValueError(f"object {number} has no name")
-            box = each.find("bndbox")
-            try:
-                row: dict[str, Any] = {
-                    LABELS: name,
-                    BOXES: [_number(box, side, float) for side in ("xmin", "ymin", "xmax", "ymax")],
-                }
-                row |= {
-                    flag: _number(each, flag, int, 0)
-                    for flag in _FLAGS
-                    if each.find(flag) is not None
-                }
-            except ValueError as error:
-                raise ValueError(f"object {number} ({name}): {error}") from None
-            self.objects.append(row)
+    size: Sequence[int] = (0, 0)
+    objects: Sequence[Mapping[str, Any]] = ()
+    wrong: str = ""
 
 
-def _parsed(data: bytes) -> _Notes | str:
-    """Parse an XML file, or return why it is wrong."""
+def _parsed(data: bytes) -> _Notes:
+    """Parse an XML file."""
     try:
-        return _Notes(ElementTree.fromstring(data))
+        root = ElementTree.fromstring(data)
+        size = [_number(root.find("size"), side, int, 0) for side in ("height", "width")]
+        return _Notes(size, [*map(_object, count(), root.findall("object"))])
     except (ElementTree.ParseError, ValueError, LookupError) as error:
-        return f"the annotation can't be read: {error}"
+        return _Notes(wrong=f"the annotation can't be read: {error}")
+
+
+def _object(number: int, element: ElementTree.Element) -> dict[str, Any]:
+    """Return the values of an object. Raises ValueError if they are wrong."""
+    name = (element.findtext("name") or "").strip()
+    if not name:
+        raise ValueError(f"object {number} has no name")
+    try:
+        box, flags = element.find("bndbox"), [f for f in _FLAGS if element.find(f) is not None]
+        corners = [_number(box, side, float) for side in ("xmin", "ymin", "xmax", "ymax")]
+        return {LABELS: name, BOXES: corners, **{f: _number(element, f, int, 0) for f in flags}}
+    except ValueError as error:
+        raise ValueError(f"object {number} ({name}): {error}") from None
 
 
 def _number(
@@ -222,10 +208,8 @@ def _number(
         raise ValueError(f"{name} is {text.strip()!r:.40}, wanted a number") from None
 
 
-def _names_of(found: Mapping[bytes, _Notes | str]) -> set[str]:
-    return {
-        each[LABELS] for some in found.values() if isinstance(some, _Notes) for each in some.objects
-    }
+def _names_of(found: Mapping[bytes, _Notes]) -> set[str]:
+    return {each[LABELS] for notes in found.values() for each in notes.objects}
 
 
 FORMAT = VocFormat()

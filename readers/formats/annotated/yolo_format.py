@@ -177,11 +177,6 @@ class Description:
             mirrored=tuple(mirrored),
         )
 
-    @property
-    def has_visibility(self) -> bool:
-        """Return True if the third number of a keypoint is its visibility."""
-        return bool(self.points) and self.points[1] == 3
-
     def line(self, words: Sequence[str]) -> tuple[int, Any, Any, Any]:
         """Return the class, the box (cx, cy, w, h), the polygon, None without one, and the
         keypoints, None without any, of a line. Raises ValueError."""
@@ -215,7 +210,7 @@ class Description:
         found = np.zeros((self.points[0], 3), np.float32)
         values = np.array(numbers, np.float32).reshape(self.points)
         found[:, : self.points[1]] = values
-        if not self.has_visibility:
+        if self.points[1] == 2:
             is_labelled = (values >= 0).all(axis=1) & (values > 0).any(axis=1)
             found[:, 2] = np.where(is_labelled, _VISIBLE, 0)
         return found
@@ -246,15 +241,12 @@ class YoloFiles(AnnotatedFiles):
     """The images of one part, and their files of labels."""
 
     def __init__(
-        self,
-        origin: Origin,
-        found: DatasetFiles,
-        described: Sequence[Entry],
-        description: Description,
+        self, origin: Origin, found: DatasetFiles, described: Sequence[Entry], content: Description
     ) -> None:
-        """described: the data.yaml. Raises ConfigError and DatasetError, and errors of reading."""
+        """described: the data.yaml. content: of it. Raises ConfigError and DatasetError, and errors
+        of reading."""
         self._by_name = {entry.name: entry for entry in found.entries}
-        self.description = description
+        self.description = content
         images, lists = self._images_of(origin)
         self._labels = {entry.name: self._by_name.get(_label_name(entry.name)) for entry in images}
         texts = [entry for entry in self._labels.values() if entry is not None]
@@ -296,13 +288,13 @@ class YoloFiles(AnnotatedFiles):
                     found[option] = self._by_name[option]
                     break
                 below = b"" if option == b"." else option + b"/"
-                inside = [
-                    entry
+                inside = {
+                    name: entry
                     for name, entry in self._by_name.items()
                     if name.startswith(below) and kind_of(name) == "image"
-                ]
+                }
                 if inside:
-                    found |= {entry.name: entry for entry in inside}
+                    found |= inside
                     break
         return [*found.values()]
 
@@ -318,28 +310,23 @@ class YoloFiles(AnnotatedFiles):
 
     def samples(self, files: Sequence[Entry], *, workers: int) -> Candidates:
         """Return the images of the part, by name."""
-        described = [entry for entry in self._labels.values() if entry is not None]
+        about, described = self.description, [*filter(None, self._labels.values())]
         read = read_whole(self.place, described, workers=workers)
         texts = {entry.name: data for entry, data in zip(described, read, strict=True)}
         found = [self._sample(entry, texts) for entry in self.files]
-        types: dict[str, FieldType] = {
-            BOXES: Boxes(of=IMAGE, format="cxcywh_norm"),
-            LABELS: self.classes_of(self.description.names),
-        }
+        types: dict[str, FieldType] = {BOXES: Boxes(of=IMAGE, format="cxcywh_norm")}
+        types[LABELS] = self.classes_of(about.names)
         if any(any(each.values.get(MASKS, ())) for each in found):
             types[MASKS] = InstanceMasks(of=BOXES, format="norm")
             masks = [InstanceMasks.encode(each.values.get(MASKS, [])) for each in found]
             pairs = zip(found, masks, strict=True)
             found = [replace(each, values={**each.values, MASKS: own}) for each, own in pairs]
-        if self.description.points:
+        if about.points:
             types[KEYPOINTS] = InstanceKeypoints(
-                of=BOXES,
-                points=self.description.points[0],
-                mirrored=self.description.mirrored,
-                format="xy_norm",
+                of=BOXES, points=about.points[0], mirrored=about.mirrored, format="xy_norm"
             )
         types = self.types_of({**types, IMAGE_ID: Text(), ORIGINAL_SIZE: ImageSize(of=IMAGE)})
-        return self.candidates_of(found, types, source=self.description.source)
+        return self.candidates_of(found, types, source=about.source)
 
     def _sample(self, image: Entry, texts: Mapping[bytes, bytes]) -> Annotated:
         """Return an image and its objects; without a file of labels it has none."""
@@ -355,16 +342,9 @@ class YoloFiles(AnnotatedFiles):
                 assert label is not None
                 where = f"{printable(label.name)}, line {number}"
                 return Annotated(image.name, wrong=f"{where}: {error}")
-        return Annotated(
-            image.name,
-            {
-                LABELS: [row[0] for row in rows],
-                BOXES: [row[1] for row in rows],
-                MASKS: [row[2] for row in rows],
-                KEYPOINTS: [row[3] for row in rows],
-                IMAGE_ID: stem(image.name.rpartition(b"/")[2]),
-            },
-        )
+        fields = enumerate((LABELS, BOXES, MASKS, KEYPOINTS))
+        values: dict[str, Any] = {name: [row[at] for row in rows] for at, name in fields}
+        return Annotated(image.name, {**values, IMAGE_ID: stem(image.name.rpartition(b"/")[2])})
 
 
 def _label_name(image: bytes) -> bytes:

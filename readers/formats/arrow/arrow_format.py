@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 from functools import cached_property, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -169,11 +170,8 @@ class ArrowFile(TableFile):
         schema, numbers, batches, self.checksum = contents
         self.entry, self.columns = entry, columns_of(schema, printable(entry.name))
         self._batches = [each for each in batches if each.dictionary is None and each.rows]
-        self._types = [
-            each
-            for field in schema
-            for each in array_types((field.name,), storage_type(field.type))
-        ]
+        columns = (array_types((field.name,), storage_type(field.type)) for field in schema)
+        self._types = [*chain.from_iterable(columns)]
         self._numbers = dict(enumerate(numbers))
         self._dictionaries: dict[int | None, list[BatchMetadata]] = {}
         for batch in batches:
@@ -327,10 +325,8 @@ class ArrowReader(TableReader):
             for note, size in zip(notes["chunks"], sizes, strict=True)
         ]
         self._parts = [[str(part) for part in each] for each in notes["parts"]]
-        self._tensors = {
-            int(number): tensor_of_json([shape, axes])
-            for number, shape, axes in notes.get("tensors", ())
-        }
+        tensors = notes.get("tensors", ())
+        self._tensors = {int(number): tensor_of_json(tensor) for number, *tensor in tensors}
         if len(self._parts) != len(shard.schema):
             raise ValueError("the number of its fields is wrong")
 

@@ -174,11 +174,8 @@ def _listed(
     far = [(entry, start, start + head) for start, head, _ in blocks.tolist() if start < begin]
     found = iter(read_file_parts(origin, far, workers=workers))
     for start, size, body in blocks.tolist():
-        yield (
-            start,
-            next(found) if start < begin else tail[start - begin : start - begin + size],
-            body,
-        )
+        at = start - begin
+        yield start, next(found) if at < 0 else tail[at : at + size], body
 
 
 def _stream(origin: Origin, entry: Entry) -> Iterator[Message]:

@@ -222,10 +222,8 @@ def decode_chunk(
     the footer's numbers of rows, values and decompressed bytes. Raises ValueError for damage.
     """
     leaves, places = form.stored(ChunkPlace(0, len(data), values, decoded))
-    max_bytes = sum(
-        max_expanded_bytes(data[each.start : each.start + each.size], each.values)
-        for each in places
-    )
+    parts = ((data[each.start : each.start + each.size], each.values) for each in places)
+    max_bytes = sum(max_expanded_bytes(*part) for part in parts)
     is_kept = leaves[0].physical == _BYTE_ARRAY and max_bytes > _MAX_EXPANDED_BYTES
     footer = _chunk_footer(leaves, places, rows=rows)
     with arrow_errors("its bytes are damaged, or pyarrow can't read files of their writer"):
@@ -373,16 +371,11 @@ class ParquetFile(TableFile):
             numbers = group[places[0]]
             if not leaf.has_levels or is_uncounted:
                 numbers = numbers._replace(nulls=-1 if leaf.has_levels else 0)
-            found.append(
-                StoredChunk(
-                    start=numbers.start,
-                    size=numbers.size,
-                    form=replace(leaf, codec=numbers.codec),
-                    note=[*numbers[3:]],
-                    lacking=_lacking(leaf, form, numbers, rows),
-                    nulls_inside=numbers.nulls != 0 and not leaf.is_flat,
-                )
-            )
+            own, note = replace(leaf, codec=numbers.codec), [*numbers[3:]]
+            chunk = StoredChunk(start=numbers.start, size=numbers.size, form=own, note=note)
+            chunk.lacking = _lacking(leaf, form, numbers, rows)
+            chunk.nulls_inside = numbers.nulls != 0 and not leaf.is_flat
+            found.append(chunk)
         return found
 
     def _chunks_of_several(self, places: Sequence[int], depth: int) -> list[StoredChunk]:
@@ -395,16 +388,9 @@ class ParquetFile(TableFile):
             numbers = [group[place] for place in places]
             start = min(each.start for each in numbers)
             size = max(each.start + each.size for each in numbers) - start
-            form = LeafTree(
-                leaves=tuple(
-                    replace(leaf, codec=each.codec)
-                    for leaf, each in zip(leaves, numbers, strict=True)
-                ),
-                places=tuple(
-                    ChunkPlace(each.start - start, each.size, each.values, each.decoded)
-                    for each in numbers
-                ),
-            )
+            stored = (replace(own, codec=n.codec) for own, n in zip(leaves, numbers, strict=True))
+            parts = (ChunkPlace(n.start - start, n.size, n.values, n.decoded) for n in numbers)
+            form = LeafTree(leaves=tuple(stored), places=tuple(parts))
             # A null list counts as an empty one.
             note = [sum(each.values for each in numbers), sum(each.decoded for each in numbers), 0]
             found.append(StoredChunk(start=start, size=size, form=form, note=note))

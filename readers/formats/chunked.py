@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from penstock.readers.fieldtypes import Column, ColumnCrop, Schema
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.chunk_cache import PendingFetch
-    from penstock.readers.formats.extents import ChunkedShard, Extents
     from penstock.readers.formats.chunk_data import Fetches
+    from penstock.readers.formats.extents import ChunkedShard, Extents
     from penstock.readers.formats.format import Draw
     from penstock.readers.formats.open_shard import Places
     from penstock.readers.formats.sidecar import ShardPlace, Sidecar

@@ -112,9 +112,8 @@ class _Kind:
 _TEXT, _WHOLE = _Kind("a text", (str,)), _Kind("a whole number", (int,))
 _NUMBER, _FLAG = _Kind("a number", (int, float)), _Kind("true or false", (bool,))
 _NAMES = _Kind("a list of names", (list,), (str,))
-_WINDOW = _Kind(
-    "a number, a list of numbers, or either of them by field", (int, str, list, dict), None
-)
+_LENGTHS = "a number, a list of numbers, or either of them by field"
+_WINDOW = _Kind(_LENGTHS, (int, str, list, dict))
 _ANY_MAPPING = _Kind("a mapping", (dict,))
 
 PART_KEYS: Mapping[str, _Kind] = {
@@ -180,10 +179,8 @@ class _MixtureFiles:
         real = os.path.realpath(path)
         self.files.append(real)
         with ExitStack() as opened:
-            sources = {
-                name: opened.enter_context(self._part(name, part, path))
-                for name, part in parts.items()
-            }
+            open = opened.enter_context
+            sources = {name: open(self._part(name, part, path)) for name, part in parts.items()}
             with _naming(path):
                 found = mix(sources, **arguments)
                 found.fields  # noqa: B018  # raises for unknown ones

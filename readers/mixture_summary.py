@@ -126,9 +126,8 @@ class MixtureSummary:
     bytes: int
     parts: tuple[PartSummary, ...]
 
-    HEADS = (
-        *("part", "weight", "share", "samples", "of"),
-        *("own epochs", "each sample", "tokens", "bytes"),
+    HEADS = tuple(
+        ["part", "weight", "share", "samples", "of", "own epochs", "each sample", "tokens", "bytes"]
     )
 
     def rows(self) -> Iterator[tuple[str, ...]]:
@@ -148,13 +147,10 @@ class MixtureSummary:
     def __str__(self) -> str:
         rows = [self.HEADS, *self.rows()]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join(
-            "  ".join(
-                text.rjust(width) if number else text.ljust(width)
-                for number, (text, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        )
+        first, *others = widths
+        texts = ([each.rjust(n) for each, n in zip(row[1:], others, strict=True)] for row in rows)
+        pairs = zip(rows, texts, strict=True)
+        return "\n".join("  ".join((row[0].ljust(first), *more)).rstrip() for row, more in pairs)
 
 
 def summarise(

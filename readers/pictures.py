@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.readers.types import Bools, Numbers
 
     Size = tuple[int, int]
+    Color = tuple[int, int, int]
 
 Scaling = tuple[Sequence[float], Sequence[float]]
 """The mean and the std of a `Normalize`."""
@@ -162,15 +163,16 @@ def _with_masks(pixels: NDArray[np.uint8], picture: Picture) -> NDArray[np.uint8
     """Blend masks of the image's size into it, with an outline of each instance. pixels: of the
     resized image."""
     blended, size = pixels.astype(np.float32), picture.pixels.shape[:2]
-    rows, columns = (
-        np.arange(new) * old // new for new, old in zip(pixels.shape, size, strict=False)
-    )
+    sides = zip(pixels.shape, size, strict=False)
+    rows, columns = (np.arange(new) * old // new for new, old in sides)
     for mask in picture.masks:
         if mask.shape != size:
             continue
         mask = mask[rows][:, columns]
         numbers = np.unique(mask)
-        colors = np.array([class_color(_color_number(int(each))) for each in numbers], np.float32)
+        # Negative numbers, such as those of "ignore", have the colours of other ones.
+        shown = [value if value >= 0 else 1 - value for value in numbers.tolist()]
+        colors = np.array([class_color(value) for value in shown], np.float32)
         painted = colors[np.searchsorted(numbers, mask)]
         inside = (mask != 0)[..., None]
         blended = np.where(inside, (1 - _MASK_SHARE) * blended + _MASK_SHARE * painted, blended)
@@ -182,11 +184,6 @@ def _with_masks(pixels: NDArray[np.uint8], picture: Picture) -> NDArray[np.uint8
         blended[inside] = (1 - _MASK_SHARE) * blended[inside] + _MASK_SHARE * color
         blended[_outline(inside)] = color
     return np.rint(blended).astype(np.uint8)
-
-
-def _color_number(value: int) -> int:
-    """Return the number whose colour a value of a mask has: those of "ignore" are grey-blue."""
-    return value if value >= 0 else 1 - value
 
 
 def _outline(inside: Bools) -> Bools:
@@ -208,9 +205,7 @@ def _is_drawn(box: Sequence[float]) -> bool:
     return all(map(math.isfinite, box)) and x2 > x1 and y2 > y1
 
 
-def _draw_box(
-    pen: ImageDraw.ImageDraw, box: Sequence[float], color: tuple[int, int, int], stroke: int
-) -> None:
+def _draw_box(pen: ImageDraw.ImageDraw, box: Sequence[float], color: Color, stroke: int) -> None:
     """Draw a box, with a thin dark line around it that shows it on a picture of its colour."""
     x1, y1, x2, y2 = box
     pen.rectangle((x1 - 1, y1 - 1, x2 + 1, y2 + 1), outline=(0, 0, 0), width=1)
@@ -218,12 +213,7 @@ def _draw_box(
 
 
 def _draw_name(
-    pen: ImageDraw.ImageDraw,
-    name: str,
-    box: Sequence[float],
-    color: tuple[int, int, int],
-    font: Any,
-    size: Size,
+    pen: ImageDraw.ImageDraw, name: str, box: Sequence[float], color: Color, font: Any, size: Size
 ) -> None:
     """Write the name of a box above it, or inside if there is no room, on its colour."""
     x1, y1 = box[:2]

@@ -113,7 +113,7 @@ def _fraction(offset: float) -> int:
     return int(offset * _ONE)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False)
 class SampleWeights:
     """Weights of the samples of a source, of which a job may use several, one after another.
 
@@ -129,7 +129,7 @@ class SampleWeights:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the weights without what follows from them."""
-        return _sample_weights, (self.arrays, self.first, self.samples)
+        return SampleWeights, (self.arrays, self.first, self.samples)
 
     @classmethod
     def of(cls, weights: Floats) -> SampleWeights:
@@ -155,6 +155,12 @@ class SampleWeights:
             return found
 
     @property
+    def counts(self) -> Floats:
+        """The expected counts of an epoch of a new job, float64, shape (n,)."""
+        weights = self.arrays[self.first]
+        return weights * (self.samples / float(weights.sum()))
+
+    @property
     def latest(self) -> str:
         """The fingerprint of the array that was added last."""
         return next(reversed([*self.arrays]))
@@ -175,13 +181,7 @@ class SampleWeights:
     def take(self, places: Ints) -> SampleWeights:
         """Return the weights of some of the samples, with which a new job begins. Raises
         ConfigError if all of them are 0."""
-        weights = self.arrays[self.first][places]
-        total = float(self.arrays[self.first].sum())
-        return SampleWeights.of(checked_weights(weights * (self.samples / total), len(places)))
-
-
-def _sample_weights(arrays: Mapping[str, Floats], first: str, samples: int) -> SampleWeights:
-    return SampleWeights(arrays=arrays, first=first, samples=samples)
+        return SampleWeights.of(checked_weights(self.counts[places], len(places)))
 
 
 def joined_weights(each: Sequence[tuple[SampleWeights | None, int]]) -> SampleWeights | None:
@@ -189,12 +189,7 @@ def joined_weights(each: Sequence[tuple[SampleWeights | None, int]]) -> SampleWe
     a source without any are 1."""
     if all(weights is None for weights, _ in each):
         return None
-    parts = [
-        np.ones(count)
-        if weights is None
-        else weights.arrays[weights.first] * (weights.samples / weights.arrays[weights.first].sum())
-        for weights, count in each
-    ]
+    parts = [np.ones(count) if weights is None else weights.counts for weights, count in each]
     return SampleWeights.of(np.concatenate(parts))
 
 

@@ -73,4 +73,5 @@ class SerializedSource:
                     "--out FOLDER, and pass that folder as the Dataset's index=."
                 )
         # Unpickling is as safe as running the task: both come from the driver.
-        return pickle.loads(self.source)
+        source: Source = pickle.loads(self.source)
+        return source

@@ -847,7 +847,7 @@ class View(Source):
 
     def _names_of(self, rows: Ints) -> list[str]:
         """Return the samples' names, as in the bases."""
-        return self._facts(rows, lambda run: run.base._names_of(run.rows), object).tolist()
+        return list(self._facts(rows, lambda run: run.base._names_of(run.rows), object))
 
     def read(self, rows: Ints, **options: Unpack[ReadOptions]) -> SampleBatch:
         """Read samples in the order of rows; see `Dataset.read`."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+import threading
 import time
 import weakref
 from collections import OrderedDict
@@ -135,8 +136,9 @@ class Remote(DatasetCache):
     fetcher: makes the requests to the store. cache: the node's cache; None caches nothing. group:
     the id of the dataset in the cache. label: the dataset's name in listings. upstream: the source
     of blobs, by default the store; small objects and names always come from the store. fills: the
-    fills of its blobs. fill: `BlobFills.fill`. The fetcher and the upstream are closed with this
-    object. Safe for several threads; not across fork.
+    fills of its blobs. fill: `BlobFills.fill`. offline: set once the store couldn't be reached;
+    folders of one store share it. The fetcher and the upstream are closed with this object. Safe
+    for several threads; not across fork.
     """
 
     def __init__(
@@ -156,7 +158,7 @@ class Remote(DatasetCache):
         self._held: OrderedDict[str, FileMap] = OrderedDict()
         self._own: Folder | None = None  # a temporary folder of this process
         self._remove: weakref.finalize[..., Remote] | None = None
-        self._warned = False
+        self.offline = threading.Event()
 
     # -- blobs
 
@@ -309,21 +311,22 @@ class Remote(DatasetCache):
 
     def find(self, path: str) -> ObjectInfo | None:
         """Look a name up in the store; return None if there is no such object. If the store can't
-        be reached, return its last answer and warn. Raises FetchError."""
+        be reached, return its last answer, if there is one, and warn once; it isn't asked again
+        then. Raises FetchError."""
         name = "\0".join((self.fetcher.store.scope, self.fetcher.store.url, path))
         known, before = self.look(lambda folder: folder.recall(name)) or (False, None)
+        last = before and ObjectInfo(path=path, size_bytes=before[0], version=before[1])
+        if known and self.offline.is_set():
+            return last
         try:
             found = self.fetcher.info(path, limit_s=_KNOWN_LIMIT_S if known else None)
         except FetchError as error:
             if not known:
                 raise
-            if not self._warned:
-                self._warned = True
-                text = "the remote can't be reached to check for changes, so the cached index is"
-                warn(f"{self.label}: {text} used. {error}", stacklevel=2)
-            if before is None:
-                return None
-            return ObjectInfo(path=path, size_bytes=before[0], version=before[1])
+            self.offline.set()
+            text = "the remote can't be reached to check for changes, so the cached index is"
+            warn(f"{self.label}: {text} used. {error}", stacklevel=2)
+            return last
         answer = None if found is None else (found.size_bytes, found.version)
         if not known or answer != before:
             self.use(lambda folder: folder.catalogue.remember(name, answer))

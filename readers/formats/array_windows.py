@@ -20,6 +20,8 @@ from penstock.cache import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    Lengths = Sequence[int]
+
     from penstock.readers.fieldtypes import ColumnCrop
     from penstock.readers.formats.chunk_data import ShardData
     from penstock.readers.formats.dataset_arguments import Window
@@ -65,16 +67,16 @@ class ArrayWindows:
 
     @classmethod
     def parse(
-        cls, shape: Shape, window: Shape, stride: Shape, is_step: object, repeat: int
+        cls, shape: Lengths, window: Lengths, stride: Lengths, is_step: object, repeat: int
     ) -> ArrayWindows:
         """Return windows as an index records them. Raises ValueError or TypeError if they don't fit
         the shape."""
         axes = zip(shape, window, stride, strict=True)
         if repeat < 1 or any(not 0 <= part <= length or step < 1 for length, part, step in axes):
             raise ValueError(f"it has invalid windows {window} of an array of shape {shape}")
-        shape, window, stride = (tuple(map(int, each)) for each in (shape, window, stride))
-        step, repeat = bool(is_step), int(repeat)
-        return cls(shape=shape, window=window, stride=stride, is_step=step, repeat=repeat)
+        whole, part, step = (tuple(map(int, each)) for each in (shape, window, stride))
+        more: Any = {"is_step": bool(is_step), "repeat": int(repeat)}
+        return cls(shape=whole, window=part, stride=step, **more)
 
     @cached_property
     def counts(self) -> Shape:

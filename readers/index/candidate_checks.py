@@ -132,9 +132,7 @@ def read_candidate_batches(
     shards: positions. Raises the same errors as `read_candidates`.
     """
     sizes = candidates.sizes
-    pieces = (
-        positions[some] for positions in shards for some in cut_into_batches(sizes[positions])
-    )
+    pieces = (each[part] for each in shards for part in cut_into_batches(sizes[each]))
 
     def read(positions: Ints) -> CandidateBatch:
         contents, schema = read_candidates(origin, candidates, positions), candidates.schema
@@ -206,9 +204,7 @@ def reusable_facts(
 def results_to_json(results: Results) -> bytes:
     """Encode the results of a shard for a file; `results_of_json` decodes them."""
     found = [
-        each.reason
-        if isinstance(each, Rejection)
-        else {name: astuple(facts) for name, facts in each.items()}
+        each.reason if isinstance(each, Rejection) else {n: astuple(f) for n, f in each.items()}
         for each in results
     ]
     return json.dumps(found).encode("ascii")
@@ -242,11 +238,10 @@ def check_here(
     """Check candidates on threads of this process. Yield the results of each shard, in order.
     shards: positions. verify: decodes images; None means the installed decoder. Raises errors of
     reading."""
-    sizes, decoder = candidates.sizes, None
+    sizes, schema, decoder = candidates.sizes, candidates.schema, None
     if not candidates.chunked:  # samples in chunks aren't decoded
-        decoder = verify_for(
-            candidates.schema, verify, workers=workers, max_pixels=candidates.max_pixels
-        )
+        most = candidates.max_pixels
+        decoder = verify_for(schema, verify, workers=workers, max_pixels=most)
     batches = read_candidate_batches(origin, candidates, shards, workers=workers)
     for positions in shards:
         found: Results = []
@@ -304,9 +299,8 @@ def check_by_executor(
     left = [shard for shard in range(len(shards)) if known(shard) is None]
     for shard in {*range(len(shards))}.difference(left):
         report(shard)
-    tasks = (
-        (shard, partial(check_task, data, candidates.take(shards[shard]), verify)) for shard in left
-    )
+    taken = ((shard, candidates.take(shards[shard])) for shard in left)
+    tasks = ((shard, partial(check_task, data, some, verify)) for shard, some in taken)
     for shard, results in run_tasks(executor, tasks, what="shards", total=len(left)):
         write_bytes(paths[shard], results_to_json(results))
         report(shard)

@@ -256,11 +256,8 @@ class IndexPlaces:
             if is_named:
                 raise
             if isinstance(error, OtherVersionError):
-                warnings.warn(
-                    f"{error} Until then, this process uses an index of its own.",
-                    PenstockWarning,
-                    stacklevel=6,
-                )
+                text = f"{error} Until then, this process uses an index of its own."
+                warnings.warn(text, PenstockWarning, stacklevel=6)
             else:  # the permission to read the data may not include the place next to it
                 log.info("%s: no index can be read from this place (%s)", place.url, error)
         return None

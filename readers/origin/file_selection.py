@@ -185,8 +185,5 @@ def _fits(name: list[str], pattern: list[str]) -> bool:
         )
     first, part = name[0], pattern[0]
     may_be_hidden = part.startswith(".") or not is_magic(part)
-    return (
-        fnmatchcase(first, part)
-        and (may_be_hidden or not _is_hidden(first))
-        and _fits(name[1:], pattern[1:])
-    )
+    is_shown = may_be_hidden or not _is_hidden(first)
+    return fnmatchcase(first, part) and is_shown and _fits(name[1:], pattern[1:])

@@ -56,13 +56,9 @@ def quarantine_lines(quarantined: Sequence[QuarantineEntry]) -> bytes:
 def count_left_out(quarantined: Iterable[QuarantineEntry]) -> dict[str, LeftOut]:
     """Count the left-out samples by reason, most frequent first. If there are too many reasons to
     read, reasons that differ only in a number or a name are counted as one."""
-    return _shortened(
-        _summed(
-            (_PLACE.sub("", each.reason), LeftOut(1, printable(each.name)))
-            for each in quarantined
-            if each.is_counted
-        )
-    )
+    counted = (each for each in quarantined if each.is_counted)
+    reasons = ((_PLACE.sub("", q.reason), LeftOut(1, printable(q.name))) for q in counted)
+    return _shortened(_summed(reasons))
 
 
 def left_out_for(reason: str, counts: Mapping[bytes, int]) -> dict[str, LeftOut]:

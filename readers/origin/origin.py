@@ -476,8 +476,6 @@ def is_trusted(place: bytes, root: bytes) -> bool:
         return True  # it doesn't exist
     if owners <= trusted:
         return True
-    log.warning(
-        "%s: this folder belongs to another user than the data, so it isn't used for the index",
-        printable(place),
-    )
+    why = "this folder belongs to another user than the data, so it isn't used for the index"
+    log.warning("%s: %s", printable(place), why)
     return False

@@ -92,6 +92,8 @@ class RemoteFolder(Origin):
 
             upstream = PeerUpstream(fetcher)
         self.remote = Remote(fetcher, cache, group=group, label=label, upstream=upstream)
+        if of is not None:
+            self.remote.offline = of.offline
 
     def index_place(self, url: str | None) -> RemoteFolder | None:
         url = url or self.index_url
@@ -153,12 +155,8 @@ class RemoteFolder(Origin):
 
         data = [np.empty(0, np.uint8)] * len(wanted)
         some = [i for i, (_, start, end) in enumerate(wanted) if start < end]
-        spans = [
-            ObjectRange(
-                path=os.fsdecode(entry.name), start=start, end=end, version=entry.version or None
-            )
-            for entry, start, end in (wanted[i] for i in some)
-        ]
+        facts = ((os.fsdecode(e.name), a, b, e.version or None) for e, a, b in wanted if a < b)
+        spans = [ObjectRange(path=p, start=a, end=b, version=v) for p, a, b, v in facts]
 
         def deliver(number: int, answer: Answer) -> None:
             data[some[number]] = np.frombuffer(answer.data, np.uint8)
@@ -182,12 +180,9 @@ class RemoteFolder(Origin):
 
     def archive(self, entry: Entry) -> BlobSource:
         """Describe an object as a blob of its own. Its key contains the facts of its entry."""
-        return BlobSource(
-            key=self.archive_key(entry.identity),
-            uri=self.uri(entry.name),
-            segments=(entry.segment,),
-            size_bytes=entry.size_bytes,
-        )
+        key, uri = self.archive_key(entry.identity), self.uri(entry.name)
+        segments, size_bytes = (entry.segment,), entry.size_bytes
+        return BlobSource(key=key, uri=uri, segments=segments, size_bytes=size_bytes)
 
     def upload(self, local: bytes, name: bytes) -> None:
         """Upload a local file to a name below the root. Raises FetchError."""

@@ -141,9 +141,8 @@ def _store_advice(name: bytes) -> str:
     if guide := _GUIDES.get(stores[0]):
         remedy = f"docs/migrate/{guide}.md has a script that packs it. {REMEDY}"
     if stores[0] in _OF_FILES:
-        remedy = (
-            "Give the Parquet files of its current version as a list (docs/reference/datasets.md)."
-        )
+        how = "as a list (docs/reference/datasets.md)"
+        remedy = f"Give the Parquet files of its current version {how}."
     return f"{printable(name)} shows {stores[0]}. Penstock doesn't read it. {remedy}"
 
 

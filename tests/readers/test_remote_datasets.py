@@ -224,8 +224,9 @@ def test_cached_data_is_read_without_the_remote(
             expected = everything(dataset)
         server.go_away()
         with Dataset(url, storage_options=QUICK, cache=tmp_path / "cache") as dataset:
-            with pytest.warns(PenstockWarning, match="the remote can't be reached"):
+            with pytest.warns(PenstockWarning, match="the remote can't be reached") as warned:
                 dataset.open()
+            assert len(warned) == 1  # the store isn't asked again for an index next to the data
             assert everything(dataset) == expected
             assert dataset.bytes_fetched == 0
         with (

@@ -35,7 +35,7 @@ _SHOWN = 8
 _MANIFESTS = ("csv", "tsv", "jsonl", "ndjson")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class ListedTable:
     """A table of samples.
 
@@ -78,8 +78,7 @@ def manifest_table(
     table, types = read_table(data, name=name), schema or {}
     folders = [b""] * len(table)
     if not places:
-        files = _file_columns(table, types, paths=_PATHS)
-        return ListedTable(table=table, folders=folders, files=files)
+        return ListedTable(table, folders, _file_columns(table, types, paths=_PATHS))
     columns = {field: _column_of(column, table) for field, column in places}
     unknown = [column for column in columns.values() if column not in table.columns]
     if unknown:
@@ -92,13 +91,9 @@ def manifest_table(
         for field, column in columns.items()
         if field == "image" or column in _PATHS or column.endswith(_SUFFIX)
     ]
-    return ListedTable(
-        table=table,
-        folders=folders,
-        files=_file_columns(table, types, named=named),
-        # Hugging Face's models take the column "label" under the name "labels".
-        labels=tuple(f for f, column in columns.items() if column == LABEL and f in LABELS),
-    )
+    # Hugging Face's models take the column "label" under the name "labels".
+    labels = tuple(f for f, column in columns.items() if column == LABEL and f in LABELS)
+    return ListedTable(table, folders, _file_columns(table, types, named=named), labels=labels)
 
 
 def _column_of(name: str, table: TextTable) -> str:
@@ -132,12 +127,9 @@ def metadata_table(files: Sequence[tuple[bytes, bytes]], schema: FieldTypes) -> 
         places = [f"{t.source}, {t.place(row)}" for t in tables for row in range(len(t))]
         table = replace(table, source="metadata", columns=columns, places=places, unit="row")
     lengths = zip(files, tables, strict=True)
-    return ListedTable(
-        table=table,
-        folders=[n.rpartition(b"/")[0] for (n, _), t in lengths for _ in range(len(t))],
-        files=_file_columns(table, schema, paths=("file_name",)),
-        is_whole=True,
-    )
+    folders = [n.rpartition(b"/")[0] for (n, _), t in lengths for _ in range(len(t))]
+    named = _file_columns(table, schema, paths=("file_name",))
+    return ListedTable(table, folders, named, is_whole=True)
 
 
 def _file_columns(
@@ -227,23 +219,22 @@ def listed_samples(
     kept = [row for row in range(len(table)) if row not in missing]
     in_files = {field: schema.get(field, types[column]) for column, field in columns.items()}
     given = {**dict.fromkeys(listed.labels, ClassLabel()), **schema}
-    values = fields_of(
-        table.take(kept, without=columns),
-        {name: type for name, type in given.items() if name not in in_files},
-    )
+    others = {name: type for name, type in given.items() if name not in in_files}
+    values = fields_of(table.take(kept, without=columns), others)
     unlisted: list[bytes] = []
     if listed.is_whole:
         named = {name for each in names.values() for name in each}
         unlisted = [n for n in found if kind_of(n) == "image" and n not in named]
+    absent = list(missing.values())
     samples = Candidates.of_files(
         {
-            field: [found.get(name) if (name := names[column][row]) else None for row in kept]
+            field: [found.get(names[column][row] or b"") for row in kept]
             for column, field in columns.items()
         },
         in_files,
-        quarantined=list(missing.values()),
+        quarantined=absent,
         unnamed=left_out_for("no row of the metadata names it", dict.fromkeys(unlisted, 1)),
-        unread=left_out_sentences(f"of {len(table):,} rows of {shown}", list(missing.values())),
+        unread=left_out_sentences(f"of {len(table):,} rows of {shown}", absent),
     ).with_table(values, of=f"columns of {shown}")
     # In the order of the table's columns, the sample's own file first.
     order = dict.fromkeys([columns[main], *(columns.get(name, name) for name in table.columns)])
@@ -253,9 +244,8 @@ def listed_samples(
         f"{printable(name)}."
         for name in unlisted[:1]
     ]
-    return replace(
-        samples, schema=samples.schema.only(kept_names), unread=[*samples.unread, *hints]
-    )
+    schema = samples.schema.only(kept_names)
+    return replace(samples, schema=schema, unread=[*samples.unread, *hints])
 
 
 def _names(listed: ListedTable, column: str, root: bytes) -> list[bytes | None]:

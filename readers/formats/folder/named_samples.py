@@ -16,6 +16,7 @@ import os
 import re
 from collections import Counter
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -110,12 +111,10 @@ def class_folder_samples(
         )
         for name, why in left_out.items()
     ]
+    types |= {name: schema.get(name, types[name]) for name in types if name != "label"}
+    unread = left_out_sentences("images", [q for q in quarantined if kind_of(q.name) == "image"])
     made = Candidates.of_files(
-        columns,
-        {name: type if name == "label" else schema.get(name, type) for name, type in types.items()},
-        values=values,
-        quarantined=quarantined,
-        unread=left_out_sentences("images", [q for q in quarantined if kind_of(q.name) == "image"]),
+        columns, types, values=values, quarantined=quarantined, unread=unread
     )
     jsons = companions.get("json", {})
     rows = {row: jsons[own] for row, own in enumerate(stems) if own in jsons}
@@ -232,9 +231,8 @@ def _with_json(
             objects[row] = json_object(data, what=printable(file.name))
         except DatasetError as error:
             rejected[row] = str(error)
-    table = object_table(
-        objects, rejected=rejected, source="json", places=samples.names, unit="file"
-    )
+    names = samples.names
+    table = object_table(objects, rejected=rejected, source="json", places=names, unit="file")
     given = {name: type for name, type in schema.items() if name not in samples.schema}
     found = fields_of(table, given, is_lenient=True)
     samples = samples.with_table(found, of="keys of json files")
@@ -334,31 +332,25 @@ def paired_samples(
         how_many = f"{counts[odd]} files" if counts[odd] else "no file"
         reason = f"{wanted[odd].field}: {how_many} of its name in {wanted[odd].given!r}"
         names = [file.name for mine in files.values() for file in mine.get(pair, ())]
-        unpaired += (
-            QuarantineEntry(name=name, reason=reason, is_counted=number == 0)
-            for number, name in enumerate(names)
-        )
+        first, *others = (QuarantineEntry(name=name, reason=reason) for name in names)
+        unpaired += [first, *(replace(entry, is_counted=False) for entry in others)]
     if not whole:
-        firsts = [
-            min(file.name for same in files[p.field].values() for file in same) for p in wanted
-        ]
-        shown = " and ".join(map(printable, firsts))
+        each = (chain.from_iterable(files[place.field].values()) for place in wanted)
+        shown = " and ".join(printable(min(file.name for file in mine)) for mine in each)
         raise DatasetError(
             f"{url}: nothing pairs: no name is that of one file in each of "
             f"{[place.given for place in wanted]} (such as {shown}). Names must be equal except "
             "for the extension; if they differ otherwise, use a pattern such as "
             '"masks/*_mask.png".'
         )
-    first = files[wanted[0].field]
-    whole.sort(key=lambda pair: first[pair][0].name.rpartition(b"/"))
+    own = files[wanted[0].field]
+    whole.sort(key=lambda pair: own[pair][0].name.rpartition(b"/"))
     columns = {field: [mine[pair][0] for pair in whole] for field, mine in files.items()}
+    types = {
+        field: schema.get(field) or type_by_names(file.name for file in column)
+        for field, column in columns.items()
+    }
+    unread = left_out_sentences("files", unpaired)
     return Candidates.of_files(
-        columns,
-        {
-            field: schema.get(field) or type_by_names(file.name for file in column)
-            for field, column in columns.items()
-        },
-        quarantined=unpaired,
-        passed_over=passed_over,
-        unread=left_out_sentences("files", unpaired),
+        columns, types, quarantined=unpaired, passed_over=passed_over, unread=unread
     )

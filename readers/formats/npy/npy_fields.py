@@ -175,9 +175,8 @@ def _read_archive(origin: Origin, entry: Entry) -> dict[str, StoredArray | Rejec
             packed = (member.file_size, at, member.CRC) if is_packed else None
             at = 0 if is_packed else at
             size_bytes = member.compress_size - at
-            found[name] = StoredArray(
-                entry, start + at, size_bytes, header.codec, header.shape, packed
-            )
+            about = header.codec, header.shape, packed
+            found[name] = StoredArray(entry, start + at, size_bytes, *about)
     return found
 
 
@@ -431,9 +430,8 @@ def _windowed(
         windows = {name: _whole(shape) for name, shape in _shapes(group).items()}
     else:
         where, hint = printable(group.name), f'fields={{"x": "x"}}; {_FILE_HINT}'
-        windows = matched_windows(
-            _shapes(group), sampling, where=where, hint=hint, may_be_short=True
-        )
+        shapes = _shapes(group)
+        windows = matched_windows(shapes, sampling, where=where, hint=hint, may_be_short=True)
     return replace(group, windows=windows)
 
 
@@ -448,9 +446,8 @@ def _sample_shape(name: str, groups: Sequence[ArrayGroup]) -> tuple[int | None, 
     """Return the shape of a field's samples; None for a length that differs. Raises
     DatasetError."""
     shapes = {group.windows[name].sample_shape for group in groups}
-    shape = tuple(
-        lengths[0] if len(set(lengths)) == 1 else None for lengths in zip(*shapes, strict=True)
-    )
+    axes = map(set, zip(*shapes, strict=True))
+    shape = tuple(min(lengths) if len(lengths) == 1 else None for lengths in axes)
     if 0 in shape:
         raise DatasetError(
             f"{printable(groups[0].name)}: the samples of {name!r} are empty, of shape {shape}. "

@@ -382,12 +382,9 @@ def write_shard(path: bytes, content: ShardContent) -> ShardSummary:
                 progressive = sum(is_progressive(each) for each in images if each is not None)
             notes[name] = replace(notes[name], codecs=codecs, progressive=progressive)
     size_bytes = os.stat(path).st_size
+    schema, overhead_bytes = content.schema, size_bytes - sample_bytes
     return ShardSummary.of(
-        content.schema,
-        notes,
-        samples=len(batch),
-        size_bytes=size_bytes,
-        overhead_bytes=size_bytes - sample_bytes,
+        schema, notes, samples=len(batch), size_bytes=size_bytes, overhead_bytes=overhead_bytes
     )
 
 

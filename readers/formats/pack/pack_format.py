@@ -132,10 +132,8 @@ class PackRows:
         """Return the places of the rows once all blocks have been found intact; None before."""
         if self._is_bits or not self._are_all_right:
             return None
-        size = self._form.row_bytes
-        return StridedRows(
-            data=self._data, stride_bytes=size, row_bytes=size, dtype=self._form.dtype
-        )
+        size, dtype = self._form.row_bytes, self._form.dtype
+        return StridedRows(data=self._data, stride_bytes=size, row_bytes=size, dtype=dtype)
 
     def each(self, rows: Ints) -> Iterator[Numbers]:
         """Yield views of the rows, unchecked, one after the other."""

@@ -93,25 +93,18 @@ def join_archives(
     values = _values(columns, names, types, requested, url=url)
     refused = [entry for archive in archives for entry in archive.quarantined]
     passed_over = _most_common(sum((each.passed_over for each in archives), Counter[str]()))
+    unread = left_out_sentences("samples or members", refused)
     samples = Candidates(
         schema=Schema(types | masks),
         names=names,
         files=[archive.entry for archive in archives],
-        spans={
-            name: _spans([columns[each] for each in some], archive_of)
-            for name, some in sources.items()
-        },
+        spans={n: _spans([columns[f] for f in some], archive_of) for n, some in sources.items()},
         shard_of=archive_of,
         rejected=_unlabelled(values, requested) | values.rejected | _without_image(columns),
         quarantined=refused,
         passed_over=passed_over,
         notes=[*notes, *of_masks],
-        unread=[
-            *left_out_sentences("samples or members", refused),
-            *_numbered(sources),
-            *doubts,
-            *_unread_members(passed_over),
-        ],
+        unread=[*unread, *_numbered(sources), *doubts, *_unread_members(passed_over)],
     ).with_table(values, of="keys of json")
     schema = samples.schema
     for source, name in requested.names.items():
@@ -154,11 +147,8 @@ def _sources(
             "names its field: rename members whose names have dots of their own."
         )
     sources = {name: [each] for name, each in members.items()}
-    images = [
-        each
-        for each in members.values()
-        if each.kind == _IMAGE and not is_mask_name(each.name, suffixes[each])
-    ]
+    images = [each for each in members.values() if each.kind == _IMAGE]
+    images = [each for each in images if not is_mask_name(each.name, suffixes[each])]
     others = {each.name for each in images} - {_IMAGE}
     asked = {*requested.types, *requested.names.values()} - {_IMAGE}
     is_taken = _IMAGE in members and members[_IMAGE].kind != _IMAGE
@@ -205,9 +195,7 @@ def _values(
         for field, column in columns.items()
         if field.is_value
     }
-    values: dict[str, Sequence[Any]] = {
-        field.name: column for field, column in contents.items() if field.kind == "class"
-    }
+    values: dict[str, Any] = {f.name: c for f, c in contents.items() if f.kind == "class"}
     labels, notes = {*values}, list[str]()
     rejected: dict[int, str] = {}
     left_out: dict[str, str] = {}

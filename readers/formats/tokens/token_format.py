@@ -56,7 +56,7 @@ from penstock.readers.types import Ints, Numbers, accepted, offsets_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from penstock.readers.fieldtypes import Column, FieldType
+    from penstock.readers.fieldtypes import Column
     from penstock.readers.formats.chunk_data import ShardData
     from penstock.readers.formats.chunked import ChunkedShardFacts, Crops, Parts
     from penstock.readers.formats.open_shard import Places
@@ -349,11 +349,8 @@ class TokenReader(ChunkReader):
         if below is None or not (is_wrong := (tokens >= below) | (tokens < 0)).any():
             return tokens
         at = int(is_wrong.argmax())
-        wrong.setdefault(
-            row,
-            f"its token {at:,} is {int(tokens[at]):,}, and the vocabulary has {below:,} ids: 0 to "
-            f"{below - 1:,}",
-        )
+        has = f"the vocabulary has {below:,} ids: 0 to {below - 1:,}"
+        wrong.setdefault(row, f"its token {at:,} is {int(tokens[at]):,}, and {has}")
         return np.zeros_like(tokens)
 
     def plain(self, field: str, *, data: ShardData) -> StridedRows | None:
@@ -564,15 +561,13 @@ def _schema(
             f"{origin.url}: a dataset of tokens takes neither manifest= nor paths in fields=."
         )
     dtype = form.dtype.name
-    fields: dict[str, FieldType] = {
-        TOKENS: Tokens(dtype) if documents == "within" else Array(dtype, (cut.length,))
-    }
     if documents == "within":
-        fields |= {DOCUMENT: Value("int64"), POSITION: Value("int64")}
-    elif has_idx:
-        number = "int32" if documents == "pack" else "int64"
-        fields |= {DOCUMENT: Array(number, (cut.length,)), POSITION: Array("int64", (cut.length,))}
-    return Schema(fields), dtype
+        number = Value("int64")
+        return Schema({TOKENS: Tokens(dtype), DOCUMENT: number, POSITION: number}), dtype
+    names = {TOKENS: dtype}
+    if has_idx:
+        names |= {DOCUMENT: "int32" if documents == "pack" else "int64", POSITION: "int64"}
+    return Schema({name: Array(each, (cut.length,)) for name, each in names.items()}), dtype
 
 
 def _check_dtype(file: TokenFile, wanted: str, vocabulary: int | None) -> None:

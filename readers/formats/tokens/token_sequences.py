@@ -53,9 +53,7 @@ Part = tuple[int, int]
 def number_ranges(firsts: Ints, counts: Ints) -> Ints:
     """Return the integers of all ranges [first, first + count), one range after the other."""
     ends = np.cumsum(counts)
-    return np.repeat(firsts - (ends - counts), counts) + np.arange(
-        int(ends[-1]) if len(ends) else 0
-    )
+    return np.repeat(firsts - (ends - counts), counts) + np.arange(int(counts.sum()))
 
 
 def sequence_count(tokens: int, cut: Cut) -> int:

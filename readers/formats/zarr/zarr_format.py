@@ -68,9 +68,8 @@ class ZarrFormat(ChunkFormat):
         files = in_parallel(lambda field: _list_files(hierarchy, field.array), fields)
         entries = [entry for some in files for entry in some.values()]
         documents = sorted(hierarchy.documents, key=lambda entry: entry.name)
-        return DatasetFiles(
-            entries=[*documents, *entries], found=(hierarchy, schema, fields, left_out, files)
-        )
+        found = hierarchy, schema, fields, left_out, files
+        return DatasetFiles(entries=[*documents, *entries], found=found)
 
     def index(self, origin: Origin, files: DatasetFiles, *, workers: int) -> ChunkedDataset:
         """Return the shards, from the metadata and the indexes of Zarr shards."""
@@ -167,22 +166,20 @@ _LENGTH_BYTES = 8
 
 def _encode_fields(fields: Sequence[WindowedArray]) -> bytes:
     """Encode the fields, which are the same in all shards, as JSON."""
+    omitted = ("attributes", "consolidated_metadata")
+    documents = [field.array.node.document.items() for field in fields]
     values = [
         {
             "name": field.name,
             "path": field.array.name,
             "version": field.array.node.version,
-            "document": {
-                key: value
-                for key, value in field.array.node.document.items()
-                if key not in ("attributes", "consolidated_metadata")
-            },
+            "document": {key: value for key, value in document if key not in omitted},
             "window": field.windows.window,
             "stride": field.windows.stride,
             "is_step": field.windows.is_step,
             "repeat": field.windows.repeat,
         }
-        for field in fields
+        for field, document in zip(fields, documents, strict=True)
     ]
     return json.dumps(values).encode()
 

@@ -283,11 +283,9 @@ def _sharding(
     index = _specs(given.get("index_codecs"))
     if [name for name, _ in index] not in (["bytes"], ["bytes", "crc32c"]):
         return None
+    is_at_end, order = place == "end", byte_order_of(index[0])
     layout = Sharding(
-        counts=counts,
-        is_at_end=place == "end",
-        has_checksum=len(index) > 1,
-        byte_order=byte_order_of(index[0]),
+        counts=counts, is_at_end=is_at_end, has_checksum=len(index) > 1, byte_order=order
     )
     return layout, chunk, _specs(given.get("codecs"))
 

@@ -67,13 +67,8 @@ def load_dali() -> Any:
 def new_pipeline(batch_size: int, *, threads: int, device_id: int | None = None) -> Any:
     """Return an empty DALI pipeline that runs once for each schedule_run(). device_id: None: the
     CPU."""
-    return load_dali().Pipeline(
-        batch_size=batch_size,
-        num_threads=threads,
-        device_id=device_id,
-        prefetch_queue_depth=1,
-        exec_dynamic=True,
-    )
+    options = {"device_id": device_id, "prefetch_queue_depth": 1, "exec_dynamic": True}
+    return load_dali().Pipeline(batch_size=batch_size, num_threads=threads, **options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -399,18 +399,15 @@ class Pad(OneColumnOperation):
         longest = [-(-long // step) * step for long in longest]
         to = [long if each is None else each for each, long in zip(wanted, longest, strict=True)]
         if len(longer := np.flatnonzero((shapes > to).any(axis=1))):
-            row, sample_id = int(longer[0]), int(content.ids[longer[0]])
+            row = int(longer[0])
             raise ConfigError(
-                f"{self}: sample {sample_id} ({names([sample_id])[0]}) is longer: its shape is "
+                f"{self}: {_sample(content, row, names)} is longer: its shape is "
                 f"{column.sample(row).shape}. Nothing is cut off: pass a larger to=, or to=None "
                 "for the longest of each batch."
             )
         dtype = column.values.dtype
-        out = np.full(
-            (len(column), *to, *column.values.shape[1:]),
-            _fill(self, field, self.value, dtype),
-            dtype,
-        )
+        fill = _fill(self, field, self.value, dtype)
+        out = np.full((len(column), *to, *column.values.shape[1:]), fill, dtype)
         if several is not None:
             for row, shape in enumerate(shapes.tolist()):
                 out[row][tuple(map(slice, shape))] = column.sample(row)
@@ -569,20 +566,26 @@ class PackTokens(ColumnOperation):
         lengths = found[first].astype(np.int64, copy=False)
         for name in others:
             if len(rows := np.flatnonzero(found[name] != lengths)):
-                row, sample_id = int(rows[0]), int(content.ids[rows[0]])
+                row = int(rows[0])
                 raise ConfigError(
-                    f"{self}: sample {sample_id} ({names([sample_id])[0]}) has {lengths[row]:,} "
+                    f"{self}: {_sample(content, row, names)} has {lengths[row]:,} "
                     f'values of "{first}" and {found[name][row]:,} of "{name}". Wanted as many of '
                     "each: fields that are packed together have one value a token."
                 )
         if len(longer := np.flatnonzero(lengths > self.to)):
-            row, sample_id = int(longer[0]), int(content.ids[longer[0]])
+            row = int(longer[0])
             raise ConfigError(
-                f"{self}: sample {sample_id} ({names([sample_id])[0]}) is longer: it has "
+                f"{self}: {_sample(content, row, names)} is longer: it has "
                 f"{lengths[row]:,} tokens. Nothing is cut off: pass a larger to=, or cut it in a "
                 "Map."
             )
         return lengths
+
+
+def _sample(content: SampleBatch, row: int, names: Names) -> str:
+    """Return a sample of a batch for messages."""
+    sample_id = int(content.ids[row])
+    return f"sample {sample_id} ({names([sample_id])[0]})"
 
 
 def _filled(shape: tuple[int, int], places: Ints, values: Numbers, fill: Any) -> DenseColumn:

@@ -277,13 +277,9 @@ def _followers(
         if not type.follows and (boxes is None or sanitize is None):
             continue
         shape = _shape_of(name, type, of, images, ranges) if type.follows else None
-        found[name] = Follower(
-            type=numbered[name].applied(type) if name in numbered else type,
-            of=of,
-            shape=shape,
-            sanitize=sanitize,
-            boxes=boxes if sanitize else None,
-        )
+        own = numbered[name].applied(type) if name in numbered else type
+        kept = boxes if sanitize else None
+        found[name] = Follower(type=own, of=of, shape=shape, sanitize=sanitize, boxes=kept)
     return found
 
 

@@ -106,12 +106,7 @@ class _SizedOperation(GeometricOperation, metaclass=ABCMeta):
         numbers = np.arange(self.choices)
         heights, widths = np.repeat([height, width], self.choices, axis=1)
         rows, columns = self.chosen(heights, widths, np.tile(numbers, 2))
-        return ImageRange(
-            min_height=max(1, int(rows.min())),
-            max_height=max(1, int(rows.max())),
-            min_width=max(1, int(columns.min())),
-            max_width=max(1, int(columns.max())),
-        )
+        return ImageRange.of(np.maximum(rows, 1).tolist(), np.maximum(columns, 1).tolist())
 
     def is_even(self, before: bool, after: ImageRange) -> bool:
         return after.fixed is not None or (before and (self.per == "batch" or not self.is_random))
@@ -353,13 +348,7 @@ class _Frame(GeometricOperation):
         return self._op.per
 
     def sizes(self, _sizes: ImageRange) -> ImageRange:
-        heights, widths = zip(*self._op.size, strict=True)
-        return ImageRange(
-            min_height=min(heights),
-            max_height=max(heights),
-            min_width=min(widths),
-            max_width=max(widths),
-        )
+        return ImageRange.of(*zip(*self._op.size, strict=True))
 
     def is_even(self, _before: bool, after: ImageRange) -> bool:
         return after.fixed is not None or self.per == "batch"
@@ -374,8 +363,7 @@ class _Frame(GeometricOperation):
 
 def fixed_size(size: tuple[int, int]) -> ImageRange:
     """Return the sizes of images that are all (height, width)."""
-    height, width = size
-    return ImageRange(min_height=height, max_height=height, min_width=width, max_width=width)
+    return ImageRange.of(size[:1], size[1:])
 
 
 def size_text(sizes: ImageRange) -> str:
@@ -690,9 +678,8 @@ class RandomIoUCrop(GeometricOperation):
             least = options[int(draws[0] * len(options))]
             if least >= 1:
                 return None
-            tried, fits = self._tried(
-                height, width, draws[1:].reshape(self.trials, 4), boxes, least
-            )
+            draws = draws[1:].reshape(self.trials, 4)
+            tried, fits = self._tried(height, width, draws, boxes, least)
             if fits.any():
                 return np.asarray(tried[fits.argmax()])
         return None  # practically never, unless no window is allowed

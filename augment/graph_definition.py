@@ -227,7 +227,7 @@ class CompiledPass:
     def node(self, recipe: CheckedRecipe, images: Any, inputs: dict[str, Any]) -> Any:
         """Return the resized images. inputs: nodes by name."""
         number, normalize = self.number, recipe.normalize if self.to == "planes" else None
-        region = None
+        frame, pad, region = self.geometry.frame, recipe.pad, None
         if self.geometry.crops_after:
             region = inputs[f"low{number}"], inputs[f"high{number}"]
         return nodes.compiled_resize(
@@ -238,10 +238,7 @@ class CompiledPass:
             region=region,
             channels=recipe.decode.channels,
             scaling=(normalize.mean, normalize.std) if normalize else None,
-            fills=(
-                0.0 if self.geometry.frame is None else self.geometry.frame.fill,
-                0.0 if recipe.pad is None else recipe.pad.value,
-            ),
+            fills=(0.0 if frame is None else frame.fill, 0.0 if pad is None else pad.value),
         )
 
 
@@ -259,16 +256,10 @@ def _passes(plan: GraphPlan) -> list[CompiledPass]:
         to = "pixels"
         if is_complete:
             to = "octets" if recipe.dtype == "uint8" else "planes"
-        found.append(
-            CompiledPass(
-                number=number,
-                geometry=geometry,
-                to=to,
-                # Operations on pixels may get images before they are mirrored without a pass.
-                flips=is_complete or (is_last and not has_one_size),
-                pads=is_complete and not recipe.erasing,
-            )
-        )
+        # Operations on pixels may get images before they are mirrored without a pass.
+        flips = is_complete or (is_last and not has_one_size)
+        pads = is_complete and not recipe.erasing
+        found.append(CompiledPass(number=number, geometry=geometry, to=to, flips=flips, pads=pads))
     return found
 
 

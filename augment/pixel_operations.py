@@ -502,11 +502,8 @@ class RandomAffine(_Warp):
         x, y = shape.width / 2, shape.height / 2
         right = x + np.rint((2 * across - 1) * share_x * shape.width)
         below = y + np.rint((2 * down - 1) * share_y * shape.height)
-        return {
-            "matrix": matrices(
-                [[a, b, x - a * right - b * below], [c, d, y - c * right - d * below]]
-            )
-        }
+        upper, lower = [a, b, x - a * right - b * below], [c, d, y - c * right - d * below]
+        return {"matrix": matrices([upper, lower])}
 
 
 @operation

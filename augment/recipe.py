@@ -379,13 +379,8 @@ def _check_needs_of_size(recipe: CheckedRecipe) -> None:
     others = () if recipe.form == "fixed" else recipe.mixing
     if recipe.sizes.fixed is None:
         pixels = [placed.op for placed in (*recipe.pixels, *recipe.erasing)]
-        needy = [
-            op
-            for op in pixels
-            if isinstance(op, ImageOperation) and op.needs_size
-            if op.is_foreign or not recipe.is_even
-        ]
-        others = (*needy, *others)
+        needy = [op for op in pixels if isinstance(op, ImageOperation) and op.needs_size]
+        others = (*(op for op in needy if op.is_foreign or not recipe.is_even), *others)
     if others:
         raise RecipeError(
             f"{others[0]} works on images of one size, and they are {size_text(recipe.sizes)}. Put "

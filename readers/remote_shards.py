@@ -236,12 +236,8 @@ class RemoteShards:
             keys.update(zip(shards[mine].tolist(), found, strict=True))
             blobs = blobs_of.setdefault(remote, {})  # once, if two shards are parts of one blob
             blobs.update(zip(found, sizes[mine].tolist(), strict=True))
-        jobs = [
-            (remote, job)
-            for remote, blobs in blobs_of.items()
-            if (job := remote.join(list(blobs), list(blobs.values()))) is not None
-        ]
-        return RemoteJobs(keys, jobs)
+        joined = [(each, each.join([*own], [*own.values()])) for each, own in blobs_of.items()]
+        return RemoteJobs(keys, [(remote, job) for remote, job in joined if job is not None])
 
 
 def _mark(key: str) -> int:

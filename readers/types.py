@@ -56,6 +56,16 @@ class ImageRange:
     min_width: int
     max_width: int
 
+    @classmethod
+    def of(cls, heights: Sequence[int], widths: Sequence[int]) -> ImageRange:
+        """Return the bounds of some heights and widths, at least one of each."""
+        return cls(
+            min_height=min(heights),
+            max_height=max(heights),
+            min_width=min(widths),
+            max_width=max(widths),
+        )
+
     @property
     def fixed(self) -> tuple[int, int] | None:
         """The height and width if all images share them, else None."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 MAX_FIELDS = 4096
 
 
-class Schema(FieldTypes):
+class Schema(Mapping[str, FieldType]):
     """The named, typed fields of a sample, in order; immutable, and compared by value."""
 
     __slots__ = ("_fields",)
@@ -147,12 +147,11 @@ class Settling:
     def schema(self) -> Schema:
         """Return the settled schema. A field that no sample has becomes an empty float32 array, or
         a uint8 mask."""
-        return Schema(
-            {
-                name: self._found.get(name) or type.settled(None, _NOTHING, field=name)
-                for name, type in self._schema.items()
-            }
-        )
+        found = {
+            name: self._found.get(name) or type.settled(None, _NOTHING, field=name)
+            for name, type in self._schema.items()
+        }
+        return Schema(found)
 
 
 LABEL = "label"

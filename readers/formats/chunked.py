@@ -371,10 +371,8 @@ class ChunkShard(OpenShard):
             if crop is not None and not reader.takes_corners:
                 self._read_parts(name, request, out, crop.corners)
                 continue
-            corners = None if crop is None else crop.corners
-            reader.gather(
-                name, rows, array, out.places, data=data, wrong=out.wrong, corners=corners
-            )
+            more = {} if crop is None else {"corners": crop.corners}
+            reader.gather(name, rows, array, out.places, data=data, wrong=out.wrong, **more)
         if request.others:
             others = tuple(request.others)
             out.columns.update(reader.read_rows(rows, others, data=data, wrong=out.wrong))

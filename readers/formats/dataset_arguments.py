@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
@@ -151,14 +151,9 @@ def check_sampling(
                 f"stride: got {step} for {name or 'all arrays'}, but sample= is {window}. A stride "
                 "needs a window of at least as many axes: pass both."
             )
-    return Sampling(
-        sample=windows,
-        stride=strides,
-        dtype=_dtype(dtype),
-        documents=cast("DocumentMode | None", documents),
-        vocabulary=vocabulary,
-        unit=unit,
-    )
+    found = Sampling(sample=windows, stride=strides, dtype=_dtype(dtype), unit=unit)
+    mode = cast("DocumentMode | None", documents)
+    return replace(found, documents=mode, vocabulary=vocabulary)
 
 
 def _windows(what: str, given: WindowArgument | None) -> dict[str, Window]:

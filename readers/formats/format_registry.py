@@ -42,9 +42,9 @@ _NAME = re.compile(r"[A-Za-z][\w.-]{0,63}")
 
 
 class _OwnFormat(NamedTuple):
-    """One of our formats. marks: file names and extensions of which at least one lies at the root
-    of any such dataset; if there are none, the format is always tried. manifests: extensions of
-    files that list the samples, and are passed as `manifest=`."""
+    """One of our formats. module: in this package. marks: file names and extensions of which at
+    least one lies at the root of any such dataset; if there are none, the format is always tried.
+    manifests: extensions of files that list the samples, and are passed as `manifest=`."""
 
     module: str
     marks: tuple[str, ...] = ()
@@ -55,37 +55,23 @@ class _OwnFormat(NamedTuple):
 # for tar files, and one that reads a folder of images doesn't load the code for tables.
 _MODULES = {
     # A pack and a Zarr group contain a file that identifies them.
-    "pack": _OwnFormat("penstock.readers.formats.pack.pack_format"),
-    "zarr": _OwnFormat(
-        "penstock.readers.formats.zarr.zarr_format",
-        ("zarr.json", ".zgroup", ".zarray", ".zmetadata"),
-    ),
+    "pack": _OwnFormat("pack.pack_format"),
+    "zarr": _OwnFormat("zarr.zarr_format", ("zarr.json", ".zgroup", ".zarray", ".zmetadata")),
     # Sets of files are recognised by their names, then by their first bytes.
-    "tar": _OwnFormat("penstock.readers.formats.tar.tar_format"),
-    "parquet": _OwnFormat(
-        "penstock.readers.formats.parquet.parquet_format", ("parquet", "parq", "pq")
-    ),
-    "arrow": _OwnFormat(
-        "penstock.readers.formats.arrow.arrow_format", ("arrow", "arrows", "feather", "ipc")
-    ),
-    "tokens": _OwnFormat("penstock.readers.formats.tokens.token_format", ("bin", "idx")),
-    "npy": _OwnFormat("penstock.readers.formats.npy.npy_format", ("npy", "npz")),
-    "jsonl": _OwnFormat("penstock.readers.formats.jsonl_format", ("jsonl",)),
+    "tar": _OwnFormat("tar.tar_format"),
+    "parquet": _OwnFormat("parquet.parquet_format", ("parquet", "parq", "pq")),
+    "arrow": _OwnFormat("arrow.arrow_format", ("arrow", "arrows", "feather", "ipc")),
+    "tokens": _OwnFormat("tokens.token_format", ("bin", "idx")),
+    "npy": _OwnFormat("npy.npy_format", ("npy", "npz")),
+    "jsonl": _OwnFormat("jsonl_format", ("jsonl",)),
     # Annotations of images.
-    "coco": _OwnFormat(
-        "penstock.readers.formats.annotated.coco_format", ("_annotations.coco.json",), ("json",)
-    ),
+    "coco": _OwnFormat("annotated.coco_format", ("_annotations.coco.json",), ("json",)),
     "voc": _OwnFormat(
-        "penstock.readers.formats.annotated.voc_format",
-        ("Annotations", *(f"VOC{year}" for year in range(2005, 2013))),
+        "annotated.voc_format", ("Annotations", *(f"VOC{year}" for year in range(2005, 2013)))
     ),
-    "yolo": _OwnFormat(
-        "penstock.readers.formats.annotated.yolo_format",
-        ("yaml", "yml", "classes.txt"),
-        ("yaml", "yml"),
-    ),
+    "yolo": _OwnFormat("annotated.yolo_format", ("yaml", "yml", "classes.txt"), ("yaml", "yml")),
     # It accepts what no other format recognises.
-    FALLBACK: _OwnFormat("penstock.readers.formats.folder.folder_format"),
+    FALLBACK: _OwnFormat("folder.folder_format"),
 }
 
 
@@ -122,7 +108,7 @@ def format_named(name: str) -> Format:
     """
     if name not in _MODULES:
         return _load_external(external_entry_points()[name])
-    found: Format = import_module(_MODULES[name].module).FORMAT
+    found: Format = import_module(f"{__package__}.{_MODULES[name].module}").FORMAT
     return found
 
 

@@ -102,7 +102,7 @@ class FieldNotes:
         return FieldSummary(
             storage=self.storage,
             missing=self.missing,
-            images=_image_range(*lengths[:2]) if is_image and lengths else None,
+            images=ImageRange.of(*lengths[:2]) if is_image and lengths else None,
             channels=tuple(sorted(channels)),
             codecs=tuple(sorted(set(self.codecs) - {""})),
             lengths=() if is_image else lengths,
@@ -210,18 +210,11 @@ def _joined(bounds: Sequence[Any]) -> Bounds:
     return min(low for low, _ in bounds), max(high for _, high in bounds)
 
 
-def _image_range(heights: Bounds, widths: Bounds) -> ImageRange:
-    return ImageRange(
-        min_height=heights[0], max_height=heights[1], min_width=widths[0], max_width=widths[1]
-    )
-
-
 def join_ranges(ranges: Sequence[ImageRange]) -> ImageRange:
     """Return the bounds over at least one range."""
-    return _image_range(
-        _joined([(each.min_height, each.max_height) for each in ranges]),
-        _joined([(each.min_width, each.max_width) for each in ranges]),
-    )
+    heights = [side for each in ranges for side in (each.min_height, each.max_height)]
+    widths = [side for each in ranges for side in (each.min_width, each.max_width)]
+    return ImageRange.of(heights, widths)
 
 
 def _check_arrays(shapes: Ints, sizes: Ints, itemsizes: Ints, wanted: Sequence[int | None]) -> None:
@@ -326,9 +319,6 @@ class ShardSummary:
         return cls(
             sums=Sums.of(ordered),
             labels=None if labels is None else dict(Counter(labels.tolist())),
-            fields={
-                name: each.summary(is_image=schema[name].has_sides)
-                for name, each in ordered.items()
-            },
+            fields={n: each.summary(is_image=schema[n].has_sides) for n, each in ordered.items()},
             **facts,
         )

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     LoadParts = Callable[[Sequence[Part]], list[Encoded]]
     Contents = dict[str, list[Encoded | Rejection | None]]
 
+_FETCH_AGAIN = "Write or fetch it again, or take it out of the dataset."
 _WINDOW_BYTES = 8 * 2**20
 # Up to this size, reading the head of a span first costs more than it saves.
 _SMALL_BYTES = 2**20
@@ -147,12 +148,7 @@ def _blob_loader(origin: RemoteFolder, entry: Entry, *, whole: bool) -> Load:
 
 
 @contextlib.contextmanager
-def refusing(
-    entry: Entry,
-    where: str = "",
-    *,
-    remedy: str = "Write or fetch it again, or take it out of the dataset.",
-) -> Iterator[None]:
+def refusing(entry: Entry, where: str = "", *, remedy: str = _FETCH_AGAIN) -> Iterator[None]:
     """Raise a DatasetError with the file's name instead of an error of code that reads the file.
     where: begins the reason."""
     try:

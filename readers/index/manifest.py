@@ -102,9 +102,7 @@ def _optional(is_right: _Check) -> _Check:
 
 
 def _is_list(is_right: _Check, *, most: int = 2**31) -> _Check:
-    return lambda value: (
-        isinstance(value, list) and len(value) <= most and all(map(is_right, value))
-    )
+    return lambda x: isinstance(x, list) and len(x) <= most and all(map(is_right, x))
 
 
 def _is_mapping(is_right: _Check) -> _Check:
@@ -112,9 +110,7 @@ def _is_mapping(is_right: _Check) -> _Check:
 
 
 def _is_pair(first: _Check, second: _Check) -> _Check:
-    return lambda value: (
-        isinstance(value, list) and len(value) == 2 and first(value[0]) and second(value[1])
-    )
+    return lambda x: isinstance(x, list) and len(x) == 2 and first(x[0]) and second(x[1])
 
 
 def _is_within(least: float, most: float) -> _Check:

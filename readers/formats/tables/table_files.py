@@ -221,11 +221,9 @@ class TableFormat(ChunkFormat, ABC):
             with refusing(entry):
                 found.append(self.open_file(origin, entry, tail, known=known, workers=workers))
         table = _Table(self, origin, found, workers=workers)
+        file = printable(found[0].entry.name)
         fields, left_out = choose_columns(
-            table.columns,
-            origin.arrangement,
-            file=printable(found[0].entry.name),
-            examine=table.examine,
+            table.columns, origin.arrangement, file=file, examine=table.examine
         )
 
         def announce() -> None:
@@ -367,9 +365,7 @@ class _Table:
         )
         with refusing(shard.files[0]):
             reader = self._format.reader(facts)
-        ranges = zip(
-            extents.files.tolist(), extents.starts.tolist(), extents.sizes.tolist(), strict=True
-        )
+        ranges = np.stack((extents.files, extents.starts, extents.sizes), axis=1).tolist()
         parts = [(shard.files[file], start, start + size) for file, start, size in ranges]
         read = read_file_parts(self._origin, parts, workers=self._workers)
         data = [np.frombuffer(part, np.uint8) for part in read]
@@ -434,9 +430,8 @@ class _Table:
                 dictionaries.update(dict.fromkeys(by_field[-1], values) if values else {})
             table += ([*unit] for unit in zip(*by_field, strict=True))
         # As they are stored.
-        order = sorted(
-            range(len(found)), key=lambda at: (found[at][0], found[at][2].start, found[at][1])
-        )
+        keys = [(place, chunk.start, field) for place, field, chunk in found]
+        order = sorted(range(len(found)), key=keys.__getitem__)
         numbers = {at: number for number, at in enumerate(order)} | {NO_CHUNK: NO_CHUNK}
         notes: list[list[Any]] = []
         for at in order:
@@ -445,6 +440,7 @@ class _Table:
             if at in dictionaries:
                 notes[-1][-1] = [numbers[part] for part in dictionaries[at]]
         stored = (found[at] for at in order)
+        extents = Extents.of([(file, c.start, c.size, field) for file, field, c in stored])
         note = {
             "names": [printable(file.entry.name) for file in files],
             "files": [place for place, _, _ in places],
@@ -458,15 +454,10 @@ class _Table:
         return ChunkedShard(
             samples=sum(rows for _, _, rows in places),
             files=[file.entry for file in files],
-            extents=Extents.of(
-                [(place, chunk.start, chunk.size, field) for place, field, chunk in stored]
-            ),
+            extents=extents,
             checksum=checksum,
             units=[rows for _, _, rows in places],
-            fields={
-                name: FieldSummary(storage="chunks", missing=count)
-                for name, count in missing.items()
-            },
+            fields={n: FieldSummary(storage="chunks", missing=c) for n, c in missing.items()},
             note=json.dumps(note, default=lambda form: form.to_json()).encode(),
         )
 

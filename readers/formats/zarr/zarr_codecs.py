@@ -198,11 +198,8 @@ def decoder_of(metadata: ArrayMetadata) -> ChunkDecoder:
         try:
             return _chain(metadata)
         except _OnlyZarrKnows:
-            return ChunkDecoder(
-                steps=(partial(_step, "zarr", ZarrPython(metadata)),),
-                stored=metadata.dtype,
-                shape=metadata.grid.chunk,
-            )
+            steps = (partial(_step, "zarr", ZarrPython(metadata)),)
+            return ChunkDecoder(steps=steps, stored=metadata.dtype, shape=metadata.grid.chunk)
     except ImportError as error:
         names, reason = [codec.name for codec in metadata.codecs], str(error)
         if metadata.node.version == 2:  # its documents name codecs without the prefix

@@ -256,9 +256,8 @@ def choose_fields(
     stored = {name: (arrays[name].dtype, own.sample_shape) for name, own in windows.items()}
     samples, what = windows[lead].samples, f"{url}: {lead!r} of shape {shapes[lead]}"
     schema = array_schema(stored, types, samples, url=url, what=what)
-    fields = [
-        WindowedArray(name=name, array=arrays[name], windows=own) for name, own in windows.items()
-    ]
+    pairs = windows.items()
+    fields = [WindowedArray(name=name, array=arrays[name], windows=own) for name, own in pairs]
     left_out = {path.replace("/", ".") or ROOT_FIELD: why for path, why in refused.items()}
     return schema, fields, left_out
 

@@ -19,7 +19,7 @@ import re
 from contextlib import suppress
 from functools import lru_cache, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 from crc32c import crc32c
@@ -41,7 +41,7 @@ from penstock.readers.formats.zarr.zarr_fields import (
     in_parallel,
 )
 from penstock.readers.formats.zarr.zarr_metadata import ArrayMetadata, Node, parse_array
-from penstock.readers.types import Floats, Ints, Rejection
+from penstock.readers.types import Floats, Ints, accepted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -207,38 +207,32 @@ def _read_notes(shard: ChunkedShardFacts) -> ArrayPiece:
     chunks = np.split(rest, np.cumsum(counts)[:-1])
     if any((np.diff(numbers) <= 0).any() for numbers in chunks):
         raise ValueError("its chunks aren't sorted")
-    return ArrayPiece(
-        name=fields[0].array.name or fields[0].name,
-        samples=shard.samples,
-        first=first,
-        parts={
-            field.name: ArrayPart(
-                windows=field.windows,
-                grid=field.array.grid,
-                numbers=numbers,
-                fill=field.array.fill_value,
-                dtype=field.array.dtype,
-                open_decoder=partial(decoder_of, field.array),
-            )
-            for field, numbers in zip(fields, chunks, strict=True)
-        },
-    )
+    parts = {
+        field.name: ArrayPart(
+            windows=field.windows,
+            grid=field.array.grid,
+            numbers=numbers,
+            fill=field.array.fill_value,
+            dtype=field.array.dtype,
+            open_decoder=partial(decoder_of, field.array),
+        )
+        for field, numbers in zip(fields, chunks, strict=True)
+    }
+    name = fields[0].array.name or fields[0].name
+    return ArrayPiece(name=name, samples=shard.samples, first=first, parts=parts)
 
 
 @lru_cache(maxsize=16)
 def _parse_fields(encoded: bytes) -> tuple[WindowedArray, ...]:
-    return tuple(map(_parse_field, json.loads(encoded)))
-
-
-def _parse_field(values: dict[str, Any]) -> WindowedArray:
-    path, version, document = values["path"], values["version"], values["document"]
-    array = parse_array(Node(name=path, kind="array", version=version, document=document))
-    if isinstance(array, Rejection):
-        raise ValueError(array.reason)
-    windows = ArrayWindows.parse(
-        array.shape, values["window"], values["stride"], values["is_step"], values["repeat"]
-    )
-    return WindowedArray(name=values["name"], array=array, windows=windows)
+    found = []
+    for values in json.loads(encoded):
+        path, version, document = (values[key] for key in ("path", "version", "document"))
+        node = Node(name=path, kind="array", version=version, document=document)
+        array = accepted(parse_array(node))
+        more = (values[key] for key in ("window", "stride", "is_step", "repeat"))
+        windows = ArrayWindows.parse(array.shape, *more)
+        found.append(WindowedArray(name=values["name"], array=array, windows=windows))
+    return tuple(found)
 
 
 # -- shards
@@ -264,9 +258,8 @@ def _cut_shards(
     """
     units = _units(fields)
     ends = np.append(0, np.cumsum(units))
-    before = sum(
-        _bytes_before(field, chunks, ends) for field, chunks in zip(fields, stored, strict=True)
-    )
+    pairs = zip(fields, stored, strict=True)
+    before = sum(_bytes_before(field, chunks, ends) for field, chunks in pairs)
     sizes = np.maximum(np.diff(before), units * _MIN_SAMPLE_BYTES).astype(np.int64)
     encoded_fields, are_single = _encode_fields(fields), bool((units == 1).all())
     for low, high in pairwise(part_bounds(sizes, target_bytes=PART_BYTES).tolist()):
@@ -278,12 +271,10 @@ def _cut_shards(
 def _units(fields: list[WindowedArray]) -> Ints:
     """Return the numbers of samples that are decoded together, by the array with the largest
     chunks."""
-    lead = max(
-        fields, key=lambda each: math.prod(each.array.grid.chunk) * each.array.dtype.itemsize
-    )
-    units = unit_rows(
-        lead.windows, lead.array.grid, max_bytes=UNIT_BYTES, itemsize=lead.array.dtype.itemsize
-    )
+    sizes = [math.prod(own.array.grid.chunk) * own.array.dtype.itemsize for own in fields]
+    lead = fields[sizes.index(max(sizes))]
+    grid, itemsize = lead.array.grid, lead.array.dtype.itemsize
+    units = unit_rows(lead.windows, grid, max_bytes=UNIT_BYTES, itemsize=itemsize)
     if units.max(initial=0) <= _MAX_UNIT_ROWS:
         return units
     pieces = -(-units // _MAX_UNIT_ROWS)

@@ -297,12 +297,7 @@ def compiled_equalize(images: Any) -> Any:
 
 
 def compiled_views(
-    images: Any,
-    numbers: Any,
-    programs: NDArray[np.float32],
-    like: NDArray[np.float32],
-    *,
-    is_bytes: bool,
+    images: Any, numbers: Any, programs: Numbers, like: Numbers, *, is_bytes: bool
 ) -> Any:
     """Make several views of each image by `view_kernels`, which describes the arguments. images:
     uint8, HWC, on the CPU. is_bytes: the views are uint8, else float32."""

@@ -127,24 +127,22 @@ class EncodedPipeline:
             self._pipe._pipe = None
 
     def schedule(
-        self,
-        samples: Sequence[Encoded],
-        arguments: Mapping[str, Numbers | list[Numbers]] | None = None,
+        self, images: Sequence[Encoded], inputs: Mapping[str, Numbers | list[Numbers]] | None = None
     ) -> tuple[Any, ...]:
-        """Start one run. arguments: other inputs by name, one row per sample, or a list of arrays.
+        """Start one run. inputs: other inputs by name, one row per sample, or a list of arrays.
         Returns objects that must stay alive until the run is taken."""
         if self._resident is not None:
-            views = self._resident(samples, layout="HWC", contiguous=False)
+            views = self._resident(images, layout="HWC", contiguous=False)
         else:
-            views = self._tensors([*map(self._tensor, samples)], contiguous=False)
-        inputs = {name: self._argument(each) for name, each in (arguments or {}).items()}
+            views = self._tensors([*map(self._tensor, images)], contiguous=False)
+        others = {name: self._argument(each) for name, each in (inputs or {}).items()}
         # DALI copies images that are scattered in the GPU's memory into a batch: by one kernel
         # instead of one copy for each.
         self._pipe.feed_input("encoded", views, use_copy_kernel=self._resident is not None)
-        for name, values in inputs.items():
+        for name, values in others.items():
             self._pipe.feed_input(name, values)
         self._pipe.schedule_run()
-        return (views, *inputs.values())
+        return (views, *others.values())
 
     def _argument(self, values: Numbers | list[Numbers]) -> Any:
         if not isinstance(values, list):

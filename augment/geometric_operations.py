@@ -35,9 +35,7 @@ RESIZED_CROP_ATTEMPTS = 10  # torchvision's RandomResizedCrop.get_params
 _INTERPOLATION = arg.one_of("bilinear", "bicubic")
 
 
-def _resize_size(what: str, value: Any) -> Size | None:
-    if value is None:
-        return None
+def _resize_size(what: str, value: Any) -> Size:
     height, width = arg.height_width(what, value)
     return (height, width) if len(arg.as_tuple(value)) == 2 else height
 
@@ -136,7 +134,7 @@ class Resize(_SizedOperation):
     window may differ by 20 of 255.
     """
 
-    size: Size | None = argument(_resize_size, default=None)
+    size: Size | None = argument(arg.optional(_resize_size), default=None)
     interpolation: str = argument(_INTERPOLATION, default="bilinear")
     max_size: int | None = argument(arg.optional(_SIDE), default=None)
     antialias: bool = argument(arg.boolean, default=True)
@@ -322,30 +320,16 @@ class Letterbox(_SizedOperation):
 class _Frame(GeometricOperation):
     """The second part of a `Letterbox`: a window around the resized image."""
 
-    __slots__ = ("_op",)
+    __slots__ = ("_op", "fill", "mask_fill", "per")
 
     crops = True
 
     def __init__(self, op: Letterbox) -> None:
         self._op = op
+        self.fill, self.mask_fill, self.per = op.fill, op.mask_fill, op.per
 
     def __repr__(self) -> str:
         return repr(self._op)
-
-    @property
-    def fill(self) -> float:  # type: ignore[override]
-        """Value of added pixels."""
-        return self._op.fill
-
-    @property
-    def mask_fill(self) -> int:  # type: ignore[override]
-        """Value of added pixels in masks."""
-        return self._op.mask_fill
-
-    @property
-    def per(self) -> Per:  # type: ignore[override]
-        """When the size is drawn."""
-        return self._op.per
 
     def sizes(self, _sizes: ImageRange) -> ImageRange:
         return ImageRange.of(*zip(*self._op.size, strict=True))

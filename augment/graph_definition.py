@@ -14,7 +14,7 @@ import numpy as np
 from penstock.augment import dali_nodes as nodes
 from penstock.augment.dali_runs import PipelinePlan, fn, types
 from penstock.augment.draws import FLIPS, Draws, input_kinds
-from penstock.augment.views import CompiledViews, part_draws
+from penstock.augment.views import CompiledViews, has_passes, part_draws
 
 if TYPE_CHECKING:
     from penstock.augment.operation import DType, GeometricOperation
@@ -103,7 +103,8 @@ class ViewInputs:
 
 def _is_compiled_field(plan: GraphPlan, field: ViewField) -> bool:
     """Return True if one compiled function makes the views of a field."""
-    return not plan.is_cuda and CompiledViews.can_make(field)
+    can_make = nodes.is_compiled() and all(has_passes(recipe) for _, recipe in field.parts)
+    return can_make and not plan.is_cuda
 
 
 def _views(plan: GraphPlan, place: int, images: Any, inputs: dict[str, Any]) -> Any:

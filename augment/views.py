@@ -197,12 +197,6 @@ class CompiledViews:
         counts = [count for count, _ in field.parts]
         self._programs = np.repeat(np.array(rows, np.float32), counts, axis=0)
 
-    @staticmethod
-    def can_make(field: ViewField) -> bool:
-        """Return True if all operations of a field's recipes have compiled passes, and numba is
-        there."""
-        return all(_can_make(recipe) for _, recipe in field.parts) and nodes.is_compiled()
-
     def numbers(self, draws: Mapping[str, Any], samples: int) -> NDArray[np.float32]:
         """Return what the compiled function gets of each view, shape (samples, views, numbers).
         draws: of `draw_views`."""
@@ -246,7 +240,8 @@ class CompiledViews:
         return views
 
 
-def _can_make(recipe: CheckedRecipe) -> bool:
+def has_passes(recipe: CheckedRecipe) -> bool:
+    """Return True if all operations of a recipe have compiled passes."""
     stage = recipe.geometries[0]
     return (
         len(recipe.geometries) == 1

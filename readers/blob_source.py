@@ -91,17 +91,6 @@ class BlobBytes(ByteSource):
         """Load spans of blobs. Without a cache they are in fresh memory."""
         return [[*found] for found in self._remote.load(_blob_spans(wanted), mode=mode)]
 
-    def _load(
-        self,
-        starts: Sequence[int],
-        ends: Sequence[int],
-        mode: ReadMode,
-        touched_bytes: int | None = None,
-    ) -> list[Encoded]:
-        spans = BlobSpans(blob=self._blob, starts=starts, ends=ends, touched_bytes=touched_bytes)
-        (found,) = self._remote.load([spans], mode=mode)
-        return found
-
     def fill(self, starts: Sequence[int], slots: Sequence[Encoded], mode: ReadMode) -> None:
         """Read bytes, check their blocks, and copy them into their slots."""
         first = np.array(starts, np.int64)
@@ -112,7 +101,8 @@ class BlobBytes(ByteSource):
 
     def read_parts(self, starts: Ints, ends: Ints, room: Room, mode: ReadMode) -> list[Encoded]:
         """Read parts of the blob, and check their blocks."""
-        found = self._load(starts.tolist(), ends.tolist(), mode)
+        spans = BlobSpans(blob=self._blob, starts=starts.tolist(), ends=ends.tolist())
+        (found,) = self._remote.load([spans], mode=mode)
         self.check(starts, ends, mode)
         return found
 
@@ -120,7 +110,8 @@ class BlobBytes(ByteSource):
         """Return a view of the blob's map, if the blob is complete, and check its blocks."""
         if not self._blob.is_whole:
             return None
-        (data,) = self._load([start], [end], "mmap", touched_bytes)
+        spans = BlobSpans(blob=self._blob, starts=[start], ends=[end], touched_bytes=touched_bytes)
+        ((data,),) = self._remote.load([spans], mode="mmap")
         self.check(np.array([start]), np.array([end]), "mmap")
         return data
 

@@ -45,13 +45,8 @@ class LocalPlace:
         files, extents = sidecar.files, sidecar.extents
         assert extents is not None
         begins = files.starts[extents.files] + extents.starts
-        source = LooseFiles(
-            self._root,
-            files.names,
-            files.sizes,
-            is_below=True,
-            used=(begins, begins + extents.sizes),
-        )
+        used = begins, begins + extents.sizes
+        source = LooseFiles(self._root, files.names, files.sizes, is_below=True, used=used)
         return source, begins, None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -162,9 +163,4 @@ class LooseFiles(ByteSource):
 
 def _runs(order: Sequence[int], files: Sequence[int]) -> list[tuple[int, list[int]]]:
     """Return each file with its places, in order. order: places, those of one file together."""
-    runs: list[tuple[int, list[int]]] = []
-    for place in order:
-        if not runs or runs[-1][0] != files[place]:
-            runs.append((files[place], []))
-        runs[-1][1].append(place)
-    return runs
+    return [(file, [*places]) for file, places in groupby(order, files.__getitem__)]

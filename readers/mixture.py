@@ -196,16 +196,12 @@ class Mixture(Concatenation):
     """
 
     def __init__(
-        self,
-        parts: Sequence[Source],
-        mixture: MixtureContents,
-        schema: Schema,
-        fields: tuple[str, ...],
+        self, parts: Sequence[Source], mixed: MixtureContents, schema: Schema, names: Sequence[str]
     ) -> None:
-        """schema: the fields of the parts, some of which may lack some. fields: of a batch. Both as
-        `mix` has checked."""
+        """schema: the fields of the parts, some of which may lack some. names: the fields of a
+        batch. Both as `mix` has checked."""
         super().__init__(parts)
-        self.mixture, self._schema, self._fields = mixture, schema, fields
+        self.mixture, self._schema, self._fields = mixed, schema, tuple(names)
         lacking = {id(each): frozenset(schema.keys() - each.schema.keys()) for each in self.bases}
         self._lacking = {base: names for base, names in lacking.items() if names}
         self.owns_parts = False
@@ -389,17 +385,12 @@ class Mixture(Concatenation):
         """The fields that are read for a batch."""
         return stored_fields(self.fields, self.schema)
 
-    @cached_property
-    def _part_at(self) -> dict[int, int]:
-        """The number of each part by its first id."""
-        return {first: number for number, first in enumerate(self._first_id.tolist())}
-
     def _read_run(self, run: Run, options: ReadOptions) -> SampleBatch:
         """Read samples of one part, and measure that."""
         began = time.perf_counter()
         batch = self._read_part(run, options)
         took_s = time.perf_counter() - began
-        part = self._part_at[run.first_id]
+        part = int(np.searchsorted(self._first_id, run.first_id))
         if len(run.rows):
             self._sample_s[part] = took_s / len(run.rows)
         loads = PartLoads(np.array([part]), np.array([[len(run.rows), batch.bytes_read, took_s]]))

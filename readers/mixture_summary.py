@@ -154,22 +154,17 @@ class MixtureSummary:
 
 
 def summarise(
-    mixture: MixtureContents,
-    sources: Sequence[Source],
-    *,
-    stream: MixtureStream,
-    samples: int,
-    epoch: int,
+    of: MixtureContents, sources: Sequence[Source], stream: MixtureStream, samples: int, epoch: int
 ) -> MixtureSummary:
     """Return what the parts give in an epoch. stream: of the job. samples: of an epoch of it."""
     first = epoch * samples
     before, after = stream.counts(first), stream.counts(first + samples)
     shares = stream.weights_at(first).shares
     parts = []
-    for number, (name, source) in enumerate(zip(mixture.names, sources, strict=True)):
-        contents, tokens = mixture.parts[number], token_lengths(source, names=TOKEN_NAMES)
+    for number, (name, source) in enumerate(zip(of.names, sources, strict=True)):
+        contents, tokens = of.parts[number], token_lengths(source, names=TOKEN_NAMES)
         begin, end, size = int(before[number]), int(after[number]), contents.samples
-        length = int(mixture.lengths[number])
+        length = int(of.lengths[number])
         least, most = _repeats(begin, end, length)
         if (weights := contents.weights) is not None:
             of_epoch = weights.slots(weights.first, weights.samples).least_and_most

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL import Image, ImageDraw
 
-    from penstock.readers.types import Bools, Numbers
+    from penstock.readers.types import Numbers
 
     Size = tuple[int, int]
     Color = tuple[int, int, int]
@@ -146,11 +146,15 @@ def _drawn(picture: Picture, cell: int) -> Image.Image:
         drawn = Image.fromarray(_with_masks(np.asarray(drawn), picture))
     pen = ImageDraw.Draw(drawn)
     stroke = max(2, round(cell / 160))
-    boxes = _scaled(picture.boxes, scale)
+    given = () if picture.boxes is None else np.asarray(picture.boxes, np.float64)
+    boxes = [(box * scale).tolist() for box in given]
     shown = [number for number, box in enumerate(boxes) if _is_drawn(box)]
     area = [(x2 - x1) * (y2 - y1) for x1, y1, x2, y2 in boxes]
     for number in sorted(shown, key=lambda number: -area[number]):  # small ones on top
-        _draw_box(pen, boxes[number], picture.color_of(number), stroke)
+        x1, y1, x2, y2 = boxes[number]
+        # A thin dark line around a box shows it on a picture of its colour.
+        pen.rectangle((x1 - 1, y1 - 1, x2 + 1, y2 + 1), outline=(0, 0, 0), width=1)
+        pen.rectangle((x1, y1, x2, y2), outline=picture.color_of(number), width=stroke)
     for group in picture.points:
         _draw_points(pen, group * scale, picture, radius=stroke + 1)
     font = _font(max(10, min(14, cell // 20)))
@@ -182,34 +186,15 @@ def _with_masks(pixels: NDArray[np.uint8], picture: Picture) -> NDArray[np.uint8
         inside = mask[rows][:, columns] != 0
         color = np.array(picture.color_of(number), np.float32)
         blended[inside] = (1 - _MASK_SHARE) * blended[inside] + _MASK_SHARE * color
-        blended[_outline(inside)] = color
+        padded = np.pad(inside, 1)
+        core = padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:]
+        blended[inside & ~core] = color  # pixels that have a neighbour outside
     return np.rint(blended).astype(np.uint8)
-
-
-def _outline(inside: Bools) -> Bools:
-    """Return the pixels of a mask that have a neighbour outside of it."""
-    padded = np.pad(inside, 1)
-    core = padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:]
-    return inside & ~core
-
-
-def _scaled(values: Numbers | None, scale: float) -> list[list[float]]:
-    if values is None or not len(values):
-        return []
-    scaled: list[list[float]] = (np.asarray(values, np.float64)[:, :4] * scale).tolist()
-    return scaled
 
 
 def _is_drawn(box: Sequence[float]) -> bool:
     x1, y1, x2, y2 = box
     return all(map(math.isfinite, box)) and x2 > x1 and y2 > y1
-
-
-def _draw_box(pen: ImageDraw.ImageDraw, box: Sequence[float], color: Color, stroke: int) -> None:
-    """Draw a box, with a thin dark line around it that shows it on a picture of its colour."""
-    x1, y1, x2, y2 = box
-    pen.rectangle((x1 - 1, y1 - 1, x2 + 1, y2 + 1), outline=(0, 0, 0), width=1)
-    pen.rectangle((x1, y1, x2, y2), outline=color, width=stroke)
 
 
 def _draw_name(

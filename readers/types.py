@@ -47,7 +47,7 @@ class ImageFacts:
     codec: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ImageRange:
     """The bounds of the sizes of a dataset's images: upright heights and widths, inclusive."""
 
@@ -59,12 +59,7 @@ class ImageRange:
     @classmethod
     def of(cls, heights: Sequence[int], widths: Sequence[int]) -> ImageRange:
         """Return the bounds of some heights and widths, at least one of each."""
-        return cls(
-            min_height=min(heights),
-            max_height=max(heights),
-            min_width=min(widths),
-            max_width=max(widths),
-        )
+        return cls(min(heights), max(heights), min(widths), max(widths))
 
     @property
     def fixed(self) -> tuple[int, int] | None:

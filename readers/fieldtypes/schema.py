@@ -330,20 +330,15 @@ class Naming:
 
     @classmethod
     def of(
-        cls,
-        schema: Schema,
-        places: Mapping[str, str],
-        renames: Iterable[Mapping[str, str]],
-        *,
-        url: str,
+        cls, schema: Schema, places: Mapping[str, str], steps: Iterable[Mapping[str, str]], url: str
     ) -> Naming:
         """Return the names after a mapping for `fields=` and then each `rename`. places: stored
-        names by the new ones. renames: new names by the previous ones. Raises ConfigError."""
+        names by the new ones. steps: new names by the previous ones. Raises ConfigError."""
         own = {name: name for name in schema}
         first = {old: new for new, old in places.items()}
         if len(first) < len(places):
             raise ConfigError(f"fields: got {dict(places)}, wanted each field of {url} once.")
-        for step in (first, *renames):
+        for step in (first, *steps):
             unknown = [old for old in step if old not in own]
             if unknown:
                 raise ConfigError(

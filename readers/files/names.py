@@ -57,7 +57,7 @@ KINDS: Mapping[str, Kind] = {
 """The kinds of files by their extensions, in lower case."""
 
 FIELDS_BY_KIND: Mapping[Kind, str] = {
-    **{kind: kind for kind in (*KINDS.values(), "class")},
+    **{kind: kind for kind in KINDS.values()},
     "text": "caption",
     "class": "label",
     "json": "",

@@ -237,11 +237,7 @@ def _check_arrays(shapes: Ints, sizes: Ints, itemsizes: Ints, wanted: Sequence[i
 
 
 def sample_table(
-    layout: SampleLayout,
-    notes: Mapping[str, FieldNotes],
-    *,
-    samples: int,
-    begins: Ints | None = None,
+    layout: SampleLayout, notes: Mapping[str, FieldNotes], samples: int, begins: Ints | None = None
 ) -> Ints:
     """Return the table of an open shard. notes: of all fields, spans checked. begins: see
     `FieldNotes.fill`."""

@@ -278,12 +278,7 @@ class SpanShard(OpenShard):
     """
 
     def __init__(
-        self,
-        source: ByteSource,
-        table: Ints,
-        *,
-        names: Sequence[bytes],
-        columns: Mapping[str, Column],
+        self, source: ByteSource, table: Ints, names: Sequence[bytes], columns: Mapping[str, Column]
     ) -> None:
         self.source, self.table = source, table
         self._names, self._columns = names, columns

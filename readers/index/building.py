@@ -93,11 +93,8 @@ class IndexBuilder:
             candidates = listing.candidates(workers=self.options.workers)
             facts = None if known is None else self._facts(known, place, candidates)
             if facts is None and not candidates.chunked:
-                log.info(
-                    "Indexing %s: checking each of %d samples once",
-                    self.origin.url,
-                    len(candidates),
-                )
+                text = "Indexing %s: checking each of %d samples once"
+                log.info(text, self.origin.url, len(candidates))
             return self.write(candidates, snapshot, place, known=facts or {}), place
 
     def _listing(self) -> Listing:
@@ -378,14 +375,9 @@ class IndexBuilder:
         facts = [each for each in results if not isinstance(each, Rejection)]
         if not facts:
             return None
-        is_good = [not isinstance(each, Rejection) for each in results]
-        sidecar = make_sidecar(
-            candidates,
-            positions[is_good],
-            facts,
-            layout=layout,
-            is_file_per_sample=self.format.is_file_per_sample,
-        )
+        good = positions[[not isinstance(each, Rejection) for each in results]]
+        is_split = self.format.is_file_per_sample
+        sidecar = make_sidecar(candidates, good, facts, layout=layout, is_file_per_sample=is_split)
         if self.format.keeps_facts:  # facts of an earlier index don't have it
             return sidecar, sidecar.summary()
         progressive = {

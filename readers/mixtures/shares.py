@@ -16,7 +16,6 @@ a remainder and a share fit into 63 bits.)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -51,20 +50,6 @@ def integer_shares(weights: Sequence[float]) -> Ints:
     return np.where(given > 0, np.maximum(shares, 1), 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Level:
-    """The inner nodes of one depth of a tree: places in the array of node values, and the splits.
-
-    node, left: places of the nodes and of their left children, which the right ones follow.
-    splits: shape (5, nodes): shares of the left child, shares of the node, the number added before
-    the division, and the largest counts of the left and of the right child.
-    """
-
-    node: Ints
-    left: Ints
-    splits: Ints
-
-
 class ShareTree:
     """The division of a stream's first n positions among parts, for any n below 2^62.
 
@@ -83,15 +68,21 @@ class ShareTree:
         self._order = np.argsort(-shares, kind="stable").astype(np.int64)
 
     @cached_property
-    def _levels(self) -> list[_Level]:
-        """The inner nodes by depth; the children of a node are prefix and suffix of its leaves."""
+    def _levels(self) -> list[tuple[Ints, Ints, Ints]]:
+        """The inner nodes by depth; the children of a node are prefix and suffix of its leaves.
+
+        Each depth has the places of its nodes in the array of node values, those of their left
+        children, which the right ones follow, and the splits, shape (5, nodes): shares of the left
+        child, shares of the node, the number added before the division, and the largest counts of
+        the left and of the right child.
+        """
         parts = len(self.shares)
         ends = _sums(self.shares[self._order])
         owed = _sums(np.zeros(parts) if self._owed is None else self._owed[self._order])
-        most = _sums(
-            np.full(parts, _MOST // parts) if self._most is None else self._most[self._order]
-        )
-        levels, first, end = list[_Level](), np.zeros(1, np.int64), np.full(1, parts, np.int64)
+        limits = np.full(parts, _MOST // parts) if self._most is None else self._most
+        most = _sums(limits[self._order])
+        levels: list[tuple[Ints, Ints, Ints]] = []
+        first, end = np.zeros(1, np.int64), np.full(1, parts, np.int64)
         place, used = np.zeros(1, np.int64), 1
         leaf_place = np.zeros(parts, np.int64)
         while True:
@@ -111,10 +102,8 @@ class ShareTree:
             share, total = ends[middle] - ends[first], np.maximum(1, ends[end] - ends[first])
             lacks = owed[middle] - owed[first] - (owed[end] - owed[first]) * (share / total)
             offset = np.clip(total // 2 + np.floor(lacks * total), 0, total - 1).astype(np.int64)
-            limits = most[middle] - most[first], most[end] - most[middle]
-            levels.append(
-                _Level(node=place, left=left, splits=np.stack([share, total, offset, *limits]))
-            )
+            of_children = most[middle] - most[first], most[end] - most[middle]
+            levels.append((place, left, np.stack([share, total, offset, *of_children])))
             first, end = np.stack([first, middle], 1).ravel(), np.stack([middle, end], 1).ravel()
             place = np.stack([left, left + 1], 1).ravel()
 
@@ -125,13 +114,13 @@ class ShareTree:
 
     def counts_at(self, positions: Ints) -> Ints:
         """Return `counts` of several numbers of positions, int64, shape (n, parts)."""
-        levels = self._levels
+        levels = self._levels  # sets the places
         value = np.zeros((self._places, len(positions)), np.int64)
         value[0] = positions
-        for level in levels:
-            here = value[level.node]
-            value[level.left] = left = self._left(here, level.splits[:, :, None])
-            value[level.left + 1] = here - left
+        for node, left, splits in levels:
+            here = value[node]
+            value[left] = of_left = self._left(here, splits[:, :, None])
+            value[left + 1] = here - of_left
         counts = np.empty((len(positions), len(self.shares)), np.int64)
         counts[:, self._order] = value[self._leaf_place].T
         return counts
@@ -157,8 +146,8 @@ class ShareTree:
         levels = self._levels
         child, part = np.full((2, self._places), -1, np.int64)
         splits = np.ones((5, self._places), np.int64)
-        for level in levels:
-            child[level.node], splits[:, level.node] = level.left, level.splits
+        for node, left, some in levels:
+            child[node], splits[:, node] = left, some
         part[self._leaf_place] = self._order
         return child, splits, part
 

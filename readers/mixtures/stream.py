@@ -42,7 +42,7 @@ EpochRule = Literal["first", "all", "once"] | int
 sample was delivered once, or after a number of samples."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class WeightChange:
     """Integer shares that are in force from a sample of the job's stream on.
 
@@ -317,11 +317,7 @@ def epoch_samples(
                 f"{_MOST_SAMPLES:,} samples. Raise the smallest weights, or pass a number of "
                 "samples."
             )
-    low = most // 2
-    while low + 1 < most:
-        middle = (low + most) // 2
-        if ends(stream.counts(middle) >= sizes):
-            most = middle
-        else:
-            low = middle
-    return most
+    reached = range(most // 2 + 1, most)
+    return reached.start + bisect.bisect_left(
+        reached, True, key=lambda n: bool(ends(stream.counts(n) >= sizes))
+    )

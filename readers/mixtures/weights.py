@@ -67,12 +67,9 @@ class WeightScale:
             shares = integer_shares(np.where(numbers > 0, scaled, 0).tolist())
             found.append((start, tuple(shares.tolist())))
         if self.transition == "step":
-            return tuple(WeightChange(start=start, shares=shares) for start, shares in found)
+            return tuple(WeightChange(*each) for each in found)
         ends = [*found[1:], (None, None)]
-        return tuple(
-            WeightChange(start=start, shares=shares, until=until, target=target)
-            for (start, shares), (until, target) in zip(found, ends, strict=True)
-        )
+        return tuple(WeightChange(*a, *b) for a, b in zip(found, ends, strict=True))
 
     def _numbers(self, weights: Any, *, zero_is_allowed: bool) -> Floats:
         """Return the weight of each part."""
@@ -80,10 +77,8 @@ class WeightScale:
         if isinstance(weights, str) and weights == "size":
             return np.array(self.sizes)
         if not isinstance(weights, Mapping):
-            raise ConfigError(
-                f"weights: got {weights!r:.100}, wanted a number for each part by its name, or "
-                '"size".'
-            )
+            wanted = 'a number for each part by its name, or "size"'
+            raise ConfigError(f"weights: got {weights!r:.100}, wanted {wanted}.")
         groups = [name if name in weights else name.split("/")[0] for name in names]
         if missing := sorted({*groups} - weights.keys()):
             raise ConfigError(

@@ -310,8 +310,7 @@ def _open_candidates(
     data: DatasetDescription, candidates: Candidates, fingerprint: str
 ) -> CandidateSource:
     """Open the source of these candidates in a worker."""
-    origin, _ = data.open_files()
-    return CandidateSource(origin, candidates, fingerprint=fingerprint)
+    return CandidateSource(data.open_files()[0], candidates, fingerprint=fingerprint)
 
 
 def chosen_schema(schema: Schema, fields: Sequence[str]) -> Schema:
@@ -363,7 +362,6 @@ class RowSource(PackSource):
     def __init__(
         self,
         source: Source,
-        *,
         fields: Sequence[str] | None = None,
         sent: SerializedSource | None = None,
     ) -> None:

@@ -210,12 +210,9 @@ class PackRules:
 
 
 def write_shards(
-    source: PackSource,
-    shards: Sequence[PlannedShard],
-    path: Callable[[int], bytes],
-    rules: PackRules,
+    source: PackSource, shards: Sequence[PlannedShard], to: Callable[[int], bytes], rules: PackRules
 ) -> Iterator[ShardRecord]:
-    """Write shards, and yield their records in order. path: of a shard's file, by its number.
+    """Write shards, and yield their records in order. to: paths of shards' files by their numbers.
 
     Raises IndexChangedError, DatasetError, FetchError, WriteError.
     """
@@ -228,17 +225,16 @@ def write_shards(
 
     def drafts() -> Iterator[tuple[PlannedShard, list[Found]]]:
         """Yield each shard with the names of its samples, and the samples, good and bad."""
-        workers = rules.workers
-        samples = source.samples(shards, verify=rules.verify, workers=workers)
+        n = rules.workers
+        samples = source.samples(shards, verify=rules.verify, workers=n)
         if rules.transcode.is_needed:
-            ahead = workers + 2
-            samples = ordered(transcoded, samples, workers=workers, ahead=ahead, name="transcode")
+            samples = ordered(transcoded, samples, workers=n, ahead=n + 2, name="transcode")
         for shard in shards:
             yield shard, list(islice(samples, len(shard.positions)))
 
     # One thread writes a shard while the next one is decoded.
     return ordered(
-        lambda draft: _write_shard(source.schema, path(draft[0].number), *draft),
+        lambda draft: _write_shard(source.schema, to(draft[0].number), *draft),
         drafts(),
         workers=1,
         ahead=1,

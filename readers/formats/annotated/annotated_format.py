@@ -78,26 +78,21 @@ class AnnotatedFiles(SpanListing):
         super().__init__(origin, found, listed=[*found.entries, *others])
 
     def candidates_of(
-        self,
-        images: Sequence[Annotated],
-        types: FieldTypes,
-        *,
-        source: str,
-        unread: Sequence[str] = (),
+        self, named: Sequence[Annotated], types: FieldTypes, source: str, unread: Sequence[str] = ()
     ) -> Candidates:
-        """Return the images as candidates, in this order; images without a file are quarantined.
+        """Return images as candidates, in this order; images without a file are quarantined.
 
         types: of all fields but the image. source: what names the images, for messages. Raises
         DatasetError if no image has a file.
         """
         find = FileNames(self.files)
-        found = [(find(each.name), each) for each in images]
+        found = [(find(each.name), each) for each in named]
         why = f"the image isn't there ({source})"
         missing = [QuarantineEntry(name=n.name, reason=why) for entry, n in found if entry is None]
-        if images and len(missing) == len(images):
+        if named and len(missing) == len(named):
             raise DatasetError(
-                f"{self.origin.url}: none of the {len(images):,} images that {source} names is "
-                f"there, such as {printable(images[0].name)}. Give the folder that holds the "
+                f"{self.origin.url}: none of the {len(named):,} images that {source} names is "
+                f"there, such as {printable(named[0].name)}. Give the folder that holds the "
                 "images as the URL."
             )
         pairs = [(entry, each) for entry, each in found if entry is not None]

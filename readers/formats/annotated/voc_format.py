@@ -27,7 +27,7 @@ from penstock.readers.formats.annotated.annotated_format import (
 from penstock.readers.formats.folder import list_folder, read_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.format import DatasetFiles
@@ -191,13 +191,10 @@ def _object(number: int, element: ElementTree.Element) -> dict[str, Any]:
 
 
 def _number(
-    element: ElementTree.Element | None,
-    name: str,
-    kind: Callable[[str], Any],
-    missing: int | None = None,
+    within: ElementTree.Element | None, name: str, kind: type[Any], missing: int | None = None
 ) -> Any:
     """Return a number in an element. missing: the value if it isn't there. Raises ValueError."""
-    text = None if element is None else element.findtext(name)
+    text = None if within is None else within.findtext(name)
     if text is None or not text.strip():
         if missing is not None:
             return missing

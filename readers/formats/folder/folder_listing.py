@@ -184,11 +184,8 @@ def manifest_entry(origin: Origin, *, max_bytes: int = MAX_TABLE_BYTES) -> tuple
         place, name = above
         entry = place.entry(name)
     if entry is None:
-        where = (
-            ""
-            if path
-            else f" in or next to {origin.url}. For a file of this machine give its full path"
-        )
+        near = f" in or next to {origin.url}. For a file of this machine give its full path"
+        where = "" if path else near
         raise ConfigError(f"manifest: there is no file {printable(os.fsencode(manifest))}{where}.")
     if entry.size_bytes > max_bytes:
         raise ConfigError(

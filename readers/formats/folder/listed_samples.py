@@ -65,11 +65,7 @@ def read_table(data: bytes, *, name: str) -> TextTable:
 
 
 def manifest_table(
-    data: bytes,
-    *,
-    name: str,
-    places: Sequence[tuple[str, str]] = (),
-    schema: FieldTypes | None = None,
+    data: bytes, name: str, places: Sequence[tuple[str, str]] = (), schema: FieldTypes | None = None
 ) -> ListedTable:
     """Read a user's own list of samples: one of its columns is the path.
 
@@ -178,12 +174,7 @@ def _is_of_files(values: Sequence[object], type: FieldType) -> bool:
 
 
 def listed_samples(
-    url: str,
-    found: Mapping[bytes, Entry],
-    listed: ListedTable,
-    schema: FieldTypes,
-    *,
-    root: bytes = b"",
+    url: str, found: Mapping[bytes, Entry], rows: ListedTable, schema: FieldTypes, root: bytes = b""
 ) -> Candidates:
     """Return the rows as samples, in their order. Rows whose file doesn't exist are quarantined.
 
@@ -192,10 +183,10 @@ def listed_samples(
     Raises DatasetNotFoundError (the table has no rows), DatasetError (a path outside of the
     dataset, or none of the files exists).
     """
-    table, columns, shown = listed.table, dict(listed.files), listed.table.source
+    table, columns, shown = rows.table, dict(rows.files), rows.table.source
     if not len(table):
         raise DatasetNotFoundError(f"{url}: {shown} has no rows, so it lists no samples.")
-    names = {column: _names(listed, column, root) for column in columns}
+    names = {column: _names(rows, column, root) for column in columns}
     types = {column: type_by_names(filter(None, each)) for column, each in names.items()}
     main = next(iter(columns))
     if columns[main] == _OWN_FILE:
@@ -218,11 +209,11 @@ def listed_samples(
         )
     kept = [row for row in range(len(table)) if row not in missing]
     in_files = {field: schema.get(field, types[column]) for column, field in columns.items()}
-    given = {**dict.fromkeys(listed.labels, ClassLabel()), **schema}
+    given = {**dict.fromkeys(rows.labels, ClassLabel()), **schema}
     others = {name: type for name, type in given.items() if name not in in_files}
     values = fields_of(table.take(kept, without=columns), others)
     unlisted: list[bytes] = []
-    if listed.is_whole:
+    if rows.is_whole:
         named = {name for each in names.values() for name in each}
         unlisted = [n for n in found if kind_of(n) == "image" and n not in named]
     absent = list(missing.values())

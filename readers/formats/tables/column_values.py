@@ -160,20 +160,15 @@ def _bytes(array: Any) -> Any:
             mask = ~is_valid.to_numpy(zero_copy_only=False)
             indices = pa.array(raw_numbers(indices), mask=mask)
         return pa.DictionaryArray.from_arrays(indices, values)  # checks the indices
-    if is_listed(kind):
-        return _json(array)
+    if is_listed(kind):  # as JSON; a null list counts as an empty one
+        lists = (json.dumps(each or [], ensure_ascii=False) for each in array.to_pylist())
+        return pa.array([text.encode() for text in lists], pa.large_binary())
     if kind not in TEXT + BINARY:
         raise ValueError(f"it holds {kind}, and the index expects bytes")
     if kind in (pa.string_view(), pa.binary_view()):
         return array.cast(pa.large_binary())
     is_large = kind in (pa.large_string(), pa.large_binary())
     return array.view(pa.large_binary() if is_large else pa.binary())
-
-
-def _json(array: Any) -> Any:
-    """Return lists as the bytes of JSON. A null list counts as an empty one."""
-    lists = (json.dumps(each or [], ensure_ascii=False) for each in array.to_pylist())
-    return pa.array([text.encode() for text in lists], pa.large_binary())
 
 
 def _arrays(

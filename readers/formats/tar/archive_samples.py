@@ -46,8 +46,7 @@ def split_key(name: bytes) -> tuple[bytes, str] | None:
 
     The key is the path up to the first dot of its last part; the extension is the rest.
     """
-    found = _KEY.fullmatch(name)
-    if found is None:
+    if (found := _KEY.fullmatch(name)) is None:
         return None
     return found[1], found[2].decode("utf-8", "surrogateescape").lower()
 

@@ -121,11 +121,7 @@ def join_archives(
 
 
 def _sources(
-    columns: Columns,
-    suffixes: Mapping[MemberField, set[str]],
-    requested: RequestedFields,
-    *,
-    url: str,
+    columns: Columns, suffixes: Mapping[MemberField, set[str]], requested: RequestedFields, url: str
 ) -> tuple[dict[str, list[MemberField]], list[str]]:
     """Return the members that each field in files comes from, and a note on the decision.
 
@@ -181,8 +177,7 @@ def _values(
     columns: Columns,
     names: Sequence[bytes],
     spans: Collection[str],
-    requested: RequestedFields,
-    *,
+    asked: RequestedFields,
     url: str,
 ) -> TableFields:
     """Return the fields of labels and json. spans: the fields that lie in members.
@@ -210,10 +205,10 @@ def _values(
             left_out["json"] = str(error)
             continue
         for key, column in flat.items():
-            if not requested.wants_key(json, key):
+            if not asked.wants_key(json, key):
                 continue
             name = f"{json.name}.{key}" if json.name else key
-            name = requested.names.get(name, name)
+            name = asked.names.get(name, name)
             both = _merged(values[name], column) if name in labels else None
             if both is not None:
                 values[name] = both
@@ -228,7 +223,7 @@ def _values(
             else:
                 values[name] = column
     table = TextTable(source=url, columns=values, places=names, unit="sample")
-    types = {**dict.fromkeys(labels, ClassLabel()), **requested.types}
+    types = {**dict.fromkeys(labels, ClassLabel()), **asked.types}
     found = fields_of(table, types, is_lenient=True)
     return replace(
         found,

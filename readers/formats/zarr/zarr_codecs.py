@@ -95,7 +95,10 @@ def _sized(
     bytes and the number of all; None if they don't state it."""
     stated = size_of(data[:18].tobytes(), len(data))
     if stated is None or (size_of is _zstd_size and size.is_exact and stated < size.bytes):
-        return _zstd_stream(size, data)
+        # A frame that doesn't state its size, or several frames, as other writers produce them.
+        with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(data)), "zstd") as stream:
+            # Ask for one byte more than expected, to notice a stream that holds more.
+            return size.checked(stream.read(size.bytes + 1))
     size.check(stated)
     buffer = np.empty(stated, np.uint8) if out is None else out
     decompress(data, buffer)
@@ -114,14 +117,6 @@ def _zstd_size(head: bytes, encoded: int) -> int | None:
     if not width or len(head) < at + width:
         return None
     return int.from_bytes(head[at : at + width], "little") + (256 if width == 2 else 0)
-
-
-def _zstd_stream(size: DecodedSize, data: Encoded) -> Encoded:
-    """Decode a frame that doesn't state its size, or several frames, as other writers produce
-    them."""
-    with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(data)), "zstd") as stream:
-        # Ask for one byte more than expected, to notice a stream that holds more.
-        return size.checked(stream.read(size.bytes + 1))
 
 
 def _blosc_size(head: bytes, encoded: int) -> int:

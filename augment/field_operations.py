@@ -575,9 +575,8 @@ class PackTokens(ColumnOperation):
         if len(longer := np.flatnonzero(lengths > self.to)):
             row = int(longer[0])
             raise ConfigError(
-                f"{self}: {_sample(content, row, names)} is longer: it has "
-                f"{lengths[row]:,} tokens. Nothing is cut off: pass a larger to=, or cut it in a "
-                "Map."
+                f"{self}: {_sample(content, row, names)} is longer: it has {lengths[row]:,} "
+                "tokens. Nothing is cut off: pass a larger to=, or cut it in a Map."
             )
         return lengths
 

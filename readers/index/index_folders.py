@@ -366,9 +366,8 @@ class Sidecars:
             if sidecar is None:
                 raise IndexChangedError(
                     f"{self.shown}/{printable(self._manifest.names[shard])}: this part of the "
-                    "index can't be used, and it can't be rebuilt, because "
-                    f"{self._url} has changed since it was indexed. Open the dataset again, "
-                    f"or: {REINDEX}"
+                    f"index can't be used, and it can't be rebuilt, because {self._url} has "
+                    f"changed since it was indexed. Open the dataset again, or: {REINDEX}"
                 )
             if not self._put_back(shard, sidecar, place):
                 self._unsaved[shard] = sidecar

@@ -171,10 +171,9 @@ class IndexOpener:
             if self.format == AUTO and (self.places.manifest or not shows_own_index(origin)):
                 return None
             raise DatasetNotFoundError(
-                f"{origin.url}: this pack isn't complete: its manifest "
-                f"({OWN_MANIFEST.decode()}), which is written last, is missing. Run the same "
-                "`penstock pack` again to resume it, or copy the pack again with its `_penstock` "
-                "folder."
+                f"{origin.url}: this pack isn't complete: its manifest ({OWN_MANIFEST.decode()}), "
+                "which is written last, is missing. Run the same `penstock pack` again to resume "
+                "it, or copy the pack again with its `_penstock` folder."
             )
         self._check_large(own)
         if self.index is not None:

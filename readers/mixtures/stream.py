@@ -313,9 +313,8 @@ def epoch_samples(
         most *= 2
         if most >= _MOST_SAMPLES:
             raise PlanError(
-                f'epoch="{rule}": an epoch of this mixture would have more than '
-                f"{_MOST_SAMPLES:,} samples. Raise the smallest weights, or pass a number of "
-                "samples."
+                f'epoch="{rule}": an epoch of this mixture would have more than {_MOST_SAMPLES:,} '
+                "samples. Raise the smallest weights, or pass a number of samples."
             )
     reached = range(most // 2 + 1, most)
     return reached.start + bisect.bisect_left(

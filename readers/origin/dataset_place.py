@@ -193,9 +193,8 @@ def _of_files(texts: list[str], local: list[bytes], *, is_path: bool) -> Dataset
     other = next(strange, None if is_local else next((t for t in texts if "::" in t), None))
     if other is not None or (local and not is_local):
         raise ConfigError(
-            f"url: {redact(texts[0])} and {redact(other or texts[-1])} aren't in one store. "
-            "Give files of one bucket or server, or join datasets: "
-            "concat([Dataset(…), Dataset(…)])."
+            f"url: {redact(texts[0])} and {redact(other or texts[-1])} aren't in one store. Give "
+            "files of one bucket or server, or join datasets: concat([Dataset(…), Dataset(…)])."
         )
     folder, names = _common([address.path for address in addresses])
     folders = [path for path in local if not path or b"\0" in path or os.path.isdir(path)]

@@ -340,8 +340,7 @@ def paired_samples(
         raise DatasetError(
             f"{url}: nothing pairs: no name is that of one file in each of "
             f"{[place.given for place in wanted]} (such as {shown}). Names must be equal except "
-            "for the extension; if they differ otherwise, use a pattern such as "
-            '"masks/*_mask.png".'
+            'for the extension; if they differ otherwise, use a pattern such as "masks/*_mask.png".'
         )
     own = files[wanted[0].field]
     whole.sort(key=lambda pair: own[pair][0].name.rpartition(b"/"))

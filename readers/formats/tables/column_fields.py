@@ -393,8 +393,7 @@ def union_of_columns(
                     f'{printable(entry.name)}: its column "{name}" holds {column.arrow} at '
                     f"{list(column.path)}, and in {printable(its_entry.name)} it holds "
                     f"{first.arrow} at {list(first.path)}. Write both alike, read them as two "
-                    "datasets, or declare a type that both can become: "
-                    f'schema={{"{name}": …}}.'
+                    f'datasets, or declare a type that both can become: schema={{"{name}": …}}.'
                 )
     return [column for column, _ in found.values()]
 

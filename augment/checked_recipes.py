@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from penstock.augment.geometric_operations import FixedCrop
     from penstock.augment.image_moves import ImageMoves
     from penstock.augment.recipe import CheckedRecipe
+    from penstock.readers import Bools, Ints, Numbers
     from penstock.readers.fieldtypes import Column, FieldType, SampleBatch
-    from penstock.readers.types import Bools, Ints, Numbers
 
     _Keys = tuple[int | Ints, Ints | None]
     """Epochs and occurrences of samples, as in `draw_base`."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.augment.operation import ImageOperation, ImageShape
-    from penstock.readers.types import Floats, Numbers
+    from penstock.readers import Floats, Numbers
 
     Nodes = dict[str, Any]
 

@@ -27,8 +27,7 @@ from penstock.cache.base import refuse_shortage
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from penstock.readers import Encoded
-    from penstock.readers.types import Numbers
+    from penstock.readers import Encoded, Numbers
 
 
 class _LazyModule:

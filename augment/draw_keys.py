@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from penstock.readers.types import Floats, Ints
+    from penstock.readers import Floats, Ints
 
 
 _OCCURRENCE = 0x6F63637572  # keeps these hashes apart from places of operations, times 2^32

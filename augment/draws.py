@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.augment.image_moves import ImageMove
     from penstock.augment.operation import GeometricOperation
     from penstock.augment.recipe import CheckedRecipe, GeometryStage, PlacedWindow
-    from penstock.readers.types import Bools, Floats, Ints, Numbers
+    from penstock.readers import Bools, Floats, Ints, Numbers
 
 # Bilinear sampling reads 2 pixels a side: shrinking by more than that skips some.
 UNFILTERED_SHRINK = 2

@@ -41,8 +41,8 @@ from penstock.readers.fieldtypes import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from penstock.readers import Bools, Ints, Numbers
     from penstock.readers.fieldtypes import SampleBatch
-    from penstock.readers.types import Bools, Ints, Numbers
 
     Names = Callable[[list[int]], list[str]]
 

@@ -26,8 +26,8 @@ from penstock.readers import ANY_SIZE, ImageRange
 if TYPE_CHECKING:
     from penstock.augment.draw_keys import Uniform
     from penstock.augment.operation import ImageShape
+    from penstock.readers import Bools, Floats, Ints
     from penstock.readers.fieldtypes import FieldType
-    from penstock.readers.types import Bools, Floats, Ints
 
 RESIZED_CROP_ATTEMPTS = 10  # torchvision's RandomResizedCrop.get_params
 

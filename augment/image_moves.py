@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike, NDArray
 
-    from penstock.readers.types import Bools, Floats, Ints, Numbers
+    from penstock.readers import Bools, Floats, Ints, Numbers
 
 
 OUTSIDE = -1

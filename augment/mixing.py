@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.augment.recipe import CheckedRecipe
-    from penstock.readers.types import Bools, Floats, Ints, Numbers
+    from penstock.readers import Bools, Floats, Ints, Numbers
 
 MIX_DRAWS = 5
 """Uniform draws of a sample: one for the operation, two for the share, row and column of a box."""

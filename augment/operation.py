@@ -25,9 +25,8 @@ from penstock.cache import RecipeError, explain_arguments
 
 if TYPE_CHECKING:
     from penstock.augment.draw_keys import Uniform
-    from penstock.readers import ImageRange
+    from penstock.readers import Floats, ImageRange, Ints, Numbers
     from penstock.readers.fieldtypes import FieldType
-    from penstock.readers.types import Floats, Ints, Numbers
 
 Values = dict[str, "Numbers"]
 """Drawn values by name, one row per sample."""

@@ -35,7 +35,7 @@ from penstock.cache import RecipeError
 
 if TYPE_CHECKING:
     from penstock.augment.draw_keys import Uniform
-    from penstock.readers.types import Floats, Numbers
+    from penstock.readers import Floats, Numbers
 
 Color = Literal["rgb", "gray"]
 WindowMode = Literal["auto", "decoder", "slice"]

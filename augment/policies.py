@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.augment.draw_keys import Uniform
-    from penstock.readers.types import Floats, Ints, Numbers
+    from penstock.readers import Floats, Ints, Numbers
 
     Choice = tuple[Ints, Ints, Ints]
 

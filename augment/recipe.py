@@ -55,7 +55,7 @@ from penstock.readers import ANY_SIZE, ImageRange
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.readers.types import Ints
+    from penstock.readers import Ints
 
 
 Recipe = Sequence[Operation]

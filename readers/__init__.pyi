@@ -35,7 +35,9 @@ from .sources import (
     reweighted as reweighted,
     weighted as weighted,
 )
-from .types import ANY_SIZE as ANY_SIZE, Encoded as Encoded, EncodedBatch as EncodedBatch
+from .types import ANY_SIZE as ANY_SIZE, Bools as Bools, Floats as Floats, Ints as Ints
+from .types import Numbers as Numbers
+from .types import Encoded as Encoded, EncodedBatch as EncodedBatch
 from .types import Facts as Facts, ImageFacts as ImageFacts, ImageRange as ImageRange
 from .types import MAX_PIXELS as MAX_PIXELS, Rejection as Rejection, array_codec as array_codec
 from .types import pixel_refusal as pixel_refusal

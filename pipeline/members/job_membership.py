@@ -31,8 +31,9 @@ after that part's name, and what they are for; ROUND is 0, and one more after ea
 | their count in | ROUND/at-PLACE; 0/bad   | the first that asks      | none                       |
 | a state        | for a rejoin            |                          |                            |
 | waiting times  | waits (notices)         | each once a minute       | none                       |
-| datasets in    | in-order (notices of    | each at its first batch  | none: later ranks compare  |
-| index order    | the whole job)          |                          | theirs                     |
+| datasets in    | in-order (notices of    | each at its first batch  | none: later ranks, and     |
+| index order    | the whole job)          |                          | shuffled loaders, compare  |
+|                |                         |                          | theirs                     |
 | process 0      | `first_process`         | process 0                | a thread of each other     |
 |                |                         |                          | process                    |
 
@@ -40,7 +41,8 @@ No rank waits when a loader is built: the first rank publishes its facts, and la
 theirs. At the first batch, ranks wait for one another if samples are shuffled. All of them train
 then, so that an error of one rank is raised on each rank before the first step, instead of a hang
 without a reason. A loader in index order may belong to any single rank, so its ranks only publish
-what they read.
+what they read. If one rank shuffles a loader and another rank doesn't, the later of the two finds
+the other's facts.
 
 A refusal is an error of one rank whose user may continue with another state or without one. So a
 rank publishes its refusal and withdraws it when it continues.
@@ -58,7 +60,7 @@ import logging
 import time
 import warnings
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from penstock.cache import (
     BARRIER_TIMEOUT_S,
@@ -107,7 +109,9 @@ as a step may take."""
 PUBLISH_EVERY_S = 60.0
 # Waiting times are also published at an epoch's end, unless epochs are shorter than this.
 _LEAST_INTERVAL_S = 5.0
+_SHUFFLED = "shuffled"  # the part of the store for shuffled loaders
 _MOST_REASON = 2000  # characters of a reason that is published to other ranks
+_ALONE_REMEDY = "For a loader that only this rank has, pass world=World(0, 1)."
 _PURPOSE = "to build this loader, or to load the state that the others loaded"
 _REMEDY = (
     "Build and iterate the same loaders on every rank, and load the same state; for a loader that "
@@ -158,9 +162,9 @@ class JobMembership(Membership):
         self._published_s, self._due_s = -_LEAST_INTERVAL_S, time.monotonic() + PUBLISH_EVERY_S
         self._section = section_name(label, shuffles=shuffles)
         self.store = section = store.under(self._section)
-        number = self._request(lambda store: store.add(f"loaders-{world.process}", 1), 1)
+        self._number = self._request(lambda store: store.add(f"loaders-{world.process}", 1), 1)
         if self.store is not None:
-            self.store = section.under(str(number))
+            self.store = section.under(str(self._number))
         self._compare_facts(wants_data=follows_data)
         self._arrive()
 
@@ -170,7 +174,8 @@ class JobMembership(Membership):
 
     def _compare_facts(self, *, wants_data: bool) -> None:
         world = self.world
-        mine = {**asdict(self._facts), "label": world.label, "follows_data": wants_data}
+        mine = {**asdict(self._facts), "label": world.label, "process": world.process}
+        mine["follows_data"] = wants_data
         first = self.first_value("plan", mine)
         self.follows_data = bool(first.get("follows_data"))
         text = self._facts.difference(first, label=world.label)
@@ -303,12 +308,17 @@ class JobMembership(Membership):
         if (store := self.store) is None:
             return
         barrier, brief_s = self._barrier(store, self._round), min(ALONE_S, self._timeout_s)
-        if barrier.wait(timeout_s=brief_s, look=self.look):
+
+        def look() -> None:
+            self.look()
+            self._find_unshuffled()
+
+        if barrier.wait(timeout_s=brief_s, look=look):
             return
         is_alone = self.world.process == 0 and self._barrier(store, 0).arrived() <= 1
         if is_alone or self._facts.at:  # ranks that rejoin may have changed again
             return
-        barrier.wait_for_all(timeout_s=self._timeout_s, waited_s=brief_s, look=self.look)
+        barrier.wait_for_all(timeout_s=self._timeout_s, waited_s=brief_s, look=look)
 
     def _barrier(
         self, store: JobStore, name: str | int, purpose: str = _PURPOSE, remedy: str = _REMEDY
@@ -378,16 +388,22 @@ class JobMembership(Membership):
         job_store, world = self.job_store, self.world
         if job_store is None or world.size == 1:
             return
-        mine = {"process": world.process, "label": world.label, "section": self._section}
-        mine |= {"samples": self._facts.samples, "url": self._facts.url}
+        mine = {**asdict(self._facts), "process": world.process, "label": world.label}
+        mine["section"] = self._section
         text = json.dumps(mine)
+        shuffled: dict[str, Any] = {}
         try:
             if job_store.set_once(f"in-order/{self._section}", text) == text:
                 job_store.post("in-order", text)
             others = map(json.loads, job_store.notices("in-order").values())
             different = [other for other in others if _share_no_dataset(job_store, mine, other)]
+            number = _loaders(job_store, _SHUFFLED, world.process) + 1  # that this rank lacks
+            if facts := job_store.get(f"{_SHUFFLED}/{number}/0/plan"):
+                shuffled = {**json.loads(facts), "number": number}
         except JobStoreError:
             return  # the next request reports it
+        if shuffled and _is_same_unshuffled(job_store, shuffled, mine):
+            self._refuse_shuffle(job_store, shuffled, mine)
         if not different:
             return
         other = different[-1]
@@ -395,17 +411,46 @@ class JobMembership(Membership):
             f"{str(other['label']).capitalize()} reads dataset {_describe_reader(other)} in index "
             f"order, for which {mine['label']} has no loader; {mine['label']} reads "
             f"{_describe_reader(mine)}, for which {other['label']} has none: each would read only "
-            f"its share, and the rest would be lost. {CUT_TWICE} For a loader that only this rank "
-            "has, pass world=World(0, 1)."
+            f"its share, and the rest would be lost. {CUT_TWICE} {_ALONE_REMEDY}"
         )
         self._fail(text, self._round, self._round + 1)
         with contextlib.suppress(JobStoreError):  # the next request reports it
             for other in different:
-                section = job_store.under(other["section"])
-                latest = int(section.get(f"loaders-{other['process']}") or 1)
-                for number in {1, latest}:  # the first loaders of that dataset, and the latest
-                    _stop_ranks(section.under(str(number)), self._failure(text), (0, 1))
+                self._stop_in_order(job_store, other, text)
         raise PlanError(text)
+
+    def _find_unshuffled(self) -> None:
+        """Raise PlanError if another rank reads this shuffled loader's samples in index order."""
+        if (job_store := self.job_store) is None:
+            return
+        mine = {**asdict(self._facts), "process": self.world.process, "label": self.world.label}
+        mine["number"] = self._number
+        for text in job_store.notices("in-order").values():
+            if _is_same_unshuffled(job_store, mine, other := json.loads(text)):
+                self._refuse_shuffle(job_store, mine, other)
+
+    def _refuse_shuffle(
+        self, job_store: JobStore, shuffled: dict[str, Any], in_order: dict[str, Any]
+    ) -> NoReturn:
+        """Stop the ranks of a loader that only some of them shuffle, and raise PlanError."""
+        text = (
+            f"{str(shuffled['label']).capitalize()} built this loader with shuffle=True; "
+            f"{in_order['label']} with shuffle=False: samples would be lost or read twice. Pass "
+            f"the same shuffle= on every rank. {_ALONE_REMEDY}"
+        )
+        self._fail(text, self._round, self._round + 1)
+        with contextlib.suppress(JobStoreError):  # the next request reports it
+            self._stop_in_order(job_store, in_order, text)
+            section = job_store.under(f"{_SHUFFLED}/{shuffled['number']}")
+            _stop_ranks(section, self._failure(text), (0, 1))
+        raise PlanError(text)
+
+    def _stop_in_order(self, job_store: JobStore, reader: dict[str, Any], text: str) -> None:
+        """Stop a process's first loaders of a dataset in index order, and the latest."""
+        latest = _loaders(job_store, reader["section"], reader["process"]) or 1
+        for number in {1, latest}:
+            section = job_store.under(f"{reader['section']}/{number}")
+            _stop_ranks(section, self._failure(text), (0, 1))
 
     # -- batches
 
@@ -576,7 +621,7 @@ def _choose_weights(texts: list[str]) -> dict[str, Any]:
 
 def section_name(label: str, *, shuffles: bool) -> str:
     """Return the name of the part of a job's store for loaders that may belong together."""
-    return "shuffled" if shuffles else f"in-order/{label[:32]}"
+    return _SHUFFLED if shuffles else f"in-order/{label[:32]}"
 
 
 def _stop_ranks(store: JobStore, notice: dict[str, Any], rounds: Iterable[int]) -> None:
@@ -604,9 +649,26 @@ def _share_no_dataset(job_store: JobStore, mine: dict[str, Any], other: dict[str
     if other["section"] == mine["section"] or other["process"] == mine["process"]:
         return False
     pairs = ((mine["section"], other["process"]), (other["section"], mine["process"]))
-    return all(
-        job_store.under(section).get(f"loaders-{process}") is None for section, process in pairs
+    return not any(_loaders(job_store, section, process) for section, process in pairs)
+
+
+def _is_same_unshuffled(
+    job_store: JobStore, shuffled: dict[str, Any], in_order: dict[str, Any]
+) -> bool:
+    """Return True if two processes have loaders that differ in shuffle=, and neither has the other
+    kind too. shuffled, in_order: the facts of each; a loader with other batches, or with another
+    end of epochs, is an evaluation that perhaps only one rank has."""
+    return (
+        all(shuffled[name] == in_order[name] for name in ("dataset", "batch", "ends", "size"))
+        and shuffled["process"] != in_order["process"]
+        and _loaders(job_store, _SHUFFLED, in_order["process"]) < shuffled["number"]
+        and not _loaders(job_store, in_order["section"], shuffled["process"])
     )
+
+
+def _loaders(job_store: JobStore, section: str, process: int) -> int:
+    """Return how many loaders a process has built in a section of the job's store."""
+    return int(job_store.get(f"{section}/loaders-{process}") or 0)
 
 
 def _describe_reader(facts: dict[str, Any]) -> str:

@@ -304,6 +304,46 @@ class TestDatasetsInOrder:
         assert "rank 0 has no loader" in notice(most[1])
 
 
+class TestRanksThatDifferInShuffle:
+    WORDS = r"^Rank {} built this loader with shuffle=True; rank {} with shuffle=False"
+
+    def test_the_one_in_order_finds_it(self, store: JobStore) -> None:
+        shuffled = join(store, 0, size=2)
+        in_order = join(store, 1, size=2, shuffles=False)
+        with pytest.raises(PlanError, match=self.WORDS.format(0, 1)):
+            in_order.meet()
+        with pytest.raises(RankFailedError, match="rank 1 with shuffle=False"):
+            shuffled.meet()
+
+    def test_the_shuffled_one_finds_it(self, store: JobStore) -> None:
+        in_order = join(store, 0, size=2, shuffles=False)
+        in_order.meet()  # waits for nobody
+        shuffled = join(store, 1, size=2, timeout_s=600.0)
+        with pytest.raises(PlanError, match=self.WORDS.format(1, 0)):
+            shuffled.meet()
+        with pytest.raises(RankFailedError, match="rank 0 with shuffle=False"):
+            in_order.check(0)
+
+    def test_a_second_loader_is_found_too(self, store: JobStore) -> None:
+        for rank in range(2):
+            join(store, rank, size=2)
+        join(store, 0, size=2, dataset="e")
+        with pytest.raises(PlanError, match=self.WORDS.format(0, 1)):
+            join(store, 1, size=2, dataset="e", shuffles=False).meet()
+
+    def test_rank_0_may_evaluate_the_samples_that_all_train_on(self, store: JobStore) -> None:
+        train = [join(store, rank, size=2) for rank in range(2)]
+        join(store, 0, size=2, shuffles=False).meet()
+        for one in train:
+            one.meet()
+
+    def test_rank_0_may_evaluate_before_it_trains(self, store: JobStore) -> None:
+        early = join(store, 1, size=2)
+        join(store, 0, size=2, shuffles=False, ends="pad=mask").meet()
+        join(store, 0, size=2).meet()
+        early.meet()
+
+
 def test_a_state_that_is_refused_is_told(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = JobStore(dist.HashStore())  # type: ignore[attr-defined]
     monkeypatch.setattr(JobStore, "of_group", classmethod(lambda _: store))

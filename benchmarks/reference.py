@@ -60,7 +60,7 @@ def _spelt(option: Any) -> str:
     """Return how an argument or an option is written, with the name of its value."""
     value = option.metavar or ""
     if not option.opts[0].startswith("-"):
-        name = option.metavar or option.name.upper()
+        name = (option.metavar or option.name.upper()).strip("[]")
         return f"`{name}`" if option.required else f"`[{name}]`"
     if not getattr(option, "is_flag", False) and not value:
         kind = option.type_descriptor.annotation

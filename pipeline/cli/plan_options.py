@@ -30,7 +30,7 @@ _data = partial(Option, rich_help_panel="The data")
 _job = partial(Option, rich_help_panel="The job")
 _node = partial(Option, rich_help_panel="A node")
 _store = partial(Option, rich_help_panel="The store")
-_number = {"parser": parse_count, "metavar": "<int>"}
+_number = {"parser": parse_count, "metavar": "N"}
 _count = partial(_job, **_number)
 
 

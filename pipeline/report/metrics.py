@@ -136,7 +136,7 @@ class _Collector:
             for row, value in _numbers(counts):
                 text, grows = row.metadata["text"], row.metadata["grows"]
                 add(f"part_{row.name}", text, value, grows=grows, part=part)
-        add("limit", "the stage that limits the job", 1, limit=statistics.limit)
+        add("limit", "the stage that limits this rank", 1, limit=statistics.limit)
         if (job := statistics.job) is not None:
             add("job_heard", "processes of the job that have published their waits", job.heard)
             if (one := job.slowest) is not None:

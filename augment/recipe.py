@@ -312,13 +312,19 @@ class CheckedRecipe:
 
 
 def check_recipe(
-    recipe: Recipe | None, *, images: ImageRange, field: str | None = None, lists: bool = False
+    recipe: Recipe | None,
+    *,
+    images: ImageRange,
+    field: str | None = None,
+    lists: bool = False,
+    may_pad: bool = True,
 ) -> CheckedRecipe:
     """Check a recipe and plan its stages for images of these sizes.
 
     images: the dataset's sizes. field: name of the image field;
     operations for other fields are then ignored, but count for the places. lists: a batch may have
-    a list of images of different sizes; otherwise only if the recipe has an operation for that. A
+    a list of images of different sizes; otherwise only if the recipe has an operation for that.
+    may_pad: a message may advise to pad them. A
     recipe without Decode gets one at its front. None and an empty recipe decode to uint8, CHW, if
     all images have one size. Raises RecipeError if the operations don't fit one another or the
     images.
@@ -345,7 +351,8 @@ def check_recipe(
         raise RecipeError(
             f"The images are {size_text(ANY_SIZE if images == ANY_SIZE else sizes)}. A batch "
             "needs one size: in augment=, add RandomResizedCrop(224), Resize((224, 224)), or "
-            "Resize(256) and CenterCrop(224); or pad them: LongestSide(640), Pad(to_multiple=32)."
+            "Resize(256) and CenterCrop(224)"
+            f"{'; or pad them: LongestSide(640), Pad(to_multiple=32)' if may_pad else ''}."
         )
     largest = (sizes.max_height, sizes.max_width)
     if pad is not None:

@@ -155,7 +155,7 @@ def _view_field(name: str, parts: Parts, decode: Operation, images: ImageRange) 
     for count, recipe in parts:
         try:
             ops = (decode, *operations_of(recipe)[1:])
-            one = check_recipe(ops, images=images)
+            one = check_recipe(ops, images=images, may_pad=False)
             if not one.is_fixed:
                 raise RecipeError(
                     f"The images of a view have one size, and these are {size_text(one.sizes)}. "

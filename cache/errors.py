@@ -100,8 +100,9 @@ class ConfigError(PenstockError, ValueError):
 class PlanError(ConfigError):
     """Sizes, lanes, window, batch and world don't fit together.
 
-    Change the number that the message names, usually the batch size: all ranks must get equally
-    many samples of each global batch. `penstock plan` shows which sizes fit a number of nodes.
+    Change the number that the message names, usually the batch size: each rank must get a sample
+    of each global batch, and an epoch must have a batch. `penstock plan` shows which sizes fit a
+    number of nodes.
     """
 
 
@@ -376,6 +377,10 @@ def error_of_kind(kind: str, message: str, *, default: type[PenstockError]) -> P
     return made
 
 
+_TRANSFORMS = ("transform", "transforms", "augmentation", "augmentations")
+"""Names in other libraries of the argument that has a recipe."""
+
+
 def explain_arguments(error: type[ConfigError]) -> Callable[[C], C]:
     """Return a decorator of a class or function whose calls raise `error` instead of TypeError if
     the arguments don't match the signature.
@@ -417,8 +422,13 @@ def _wrong_arguments(
         return None
     for name in kwargs:
         if name not in signature.parameters:
-            near = difflib.get_close_matches(name, signature.parameters, n=1)
-            hint = f", did you mean {near[0]!r}?" if near else "."
+            if name in _TRANSFORMS:
+                is_here = "augment" in signature.parameters
+                near = ["augment"] if is_here else []
+                hint = "." if is_here else "; DataLoader's augment= has the operations."
+            else:
+                near, hint = difflib.get_close_matches(name, signature.parameters, n=1), "."
+            hint = f", did you mean {near[0]!r}?" if near else hint
             reason = f"{name_of} has no argument {name!r}{hint}"
     listed = ", ".join(signature.parameters)
     return f"{reason} {f'Its arguments are {listed}.' if listed else 'It has none.'}"

@@ -19,4 +19,14 @@ except ImportError:
 
 from penstock.version import __version__ as __version__
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> object:
+    """Return a public name; raise AttributeError, which has a similar name, for another one."""
+    if name not in __all__ and not name.startswith("_"):
+        import difflib  # needed for mistakes only
+
+        if near := difflib.get_close_matches(name, __all__, n=1):
+            raise AttributeError(f"No penstock attribute {name}, did you mean {near[0]!r}?")
+    return _load(name)

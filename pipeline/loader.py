@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.utils.data
 
-from penstock.cache import ClosedError, ConfigError
+from penstock.cache import ClosedError, ConfigError, explain_arguments
 from penstock.cache.base import READ_MODE, ReadMode
 from penstock.pipeline.feed import NativeEngine
 from penstock.pipeline.options import (
@@ -168,6 +168,7 @@ def _sampled(source: Source, options: LoaderOptions) -> Source:
     return listed(source, sampler_lists(options.sampler, samples=source.contents.samples))
 
 
+@explain_arguments(ConfigError)
 class DataLoader(torch.utils.data.DataLoader[T_co]):
     """Batches of a dataset, as torch's DataLoader yields them, resumable exactly at any position.
 

@@ -599,6 +599,11 @@ class LoaderOptions(TorchArguments):
                 "batch_size=None (no batching) isn't possible with a native dataset: DALI decodes "
                 "batches. Pass batch_size=1 and take the first element."
             )
+        if isinstance(batch_size, Mapping):
+            raise ConfigError(
+                f"batch_size: got {batch_size!r}, wanted a number of this rank's samples. Pass a "
+                "schedule of batch sizes over all ranks as global_batch_size=."
+            )
         count = check_count("batch_size", batch_size, least=1)
         return BatchSchedule.constant(count * world.size)
 

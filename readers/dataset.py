@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache import ClosedError, ConfigError, DatasetError, FetchError, PenstockWarning, log
+from penstock.cache import (
+    ClosedError,
+    ConfigError,
+    DatasetError,
+    FetchError,
+    PenstockWarning,
+    explain_arguments,
+    log,
+)
 from penstock.cache.base import READ_MODE, ReadMode, Traffic
 from penstock.readers.fieldtypes import (
     PLAIN,
@@ -51,6 +59,7 @@ ALLOWED_LEFT_OUT, WARNED_LEFT_OUT = 0.1, 0.01
 opening warns."""
 
 
+@explain_arguments(ConfigError)
 class Dataset(Source):
     """A dataset: a folder, a file or several files at a URL. It opens at first use; several threads
     may read.

@@ -219,8 +219,12 @@ def token_field(source: Source, options: LoaderOptions) -> tuple[str, int]:
         if len(found) != 1:
             raise ConfigError(
                 f"batch_tokens={given}: the field whose lengths count isn't clear: of "
-                f"{list(selected)}, {found or 'none'} differ in length. Name it: "
-                f"batch_tokens={{'tokens': {given}}}."
+                f"{list(selected)}, {found or 'none'} differ in length. "
+                + (
+                    f"Name it: batch_tokens={{'{found[0]}': {given}}}."
+                    if found
+                    else "Pass batch_size=."
+                )
             )
         (field,) = found
     if not _has_lengths(source, field):

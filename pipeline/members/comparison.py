@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Set
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from enum import Enum
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
-_RECIPE_SHOWN = 200  # characters
+_OPERATION_SHOWN, _MOST_OPERATIONS = 300, 64  # characters of each, and operations of a recipe
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -43,10 +44,23 @@ def recipe_text(value: object) -> str:
     return str(getattr(value, "__qualname__", type(value).__qualname__))
 
 
-def recipe_facts(operations: object) -> tuple[str, str]:
-    """Return a recipe's facts for `SharedFacts`: its fingerprint, and the start of its text."""
+def recipe_facts(operations: object) -> tuple[str, list[str]]:
+    """Return a recipe's facts for `SharedFacts`: its fingerprint, and texts of its operations."""
     text = recipe_text(operations)
-    return hashlib.sha256(text.encode()).hexdigest(), text[:_RECIPE_SHOWN]
+    texts = [
+        each if len(each) <= _OPERATION_SHOWN else f"{each[:_OPERATION_SHOWN]}…"
+        for each in _operation_texts(operations)
+    ]
+    return hashlib.sha256(text.encode()).hexdigest(), texts[:_MOST_OPERATIONS]
+
+
+def _operation_texts(value: object, of: str = "") -> list[str]:
+    if isinstance(value, Mapping):
+        parts = value.items()
+        return [text for key, each in parts for text in _operation_texts(each, f"{of}{key}: ")]
+    return [
+        of + recipe_text(each) for each in (value if isinstance(value, (list, tuple)) else [value])
+    ]
 
 
 CUT_TWICE = (
@@ -66,7 +80,7 @@ _DIFFERENCES = {
         "Pass the same batch_size= or global_batch_size= on every rank.",
     ),
     "ends": ("with {ends}", "Pass the same drop_last= and pad= on every rank."),
-    "recipe": ("with recipe {recipe:.8}, {recipe_words}", "Pass the same augment= on every rank."),
+    "recipe": ("with a recipe that has {operation}", "Pass the same augment= on every rank."),
     "at": (
         "at {at}",
         "Call rejoin with the same step on every rank, and with a store that only these ranks use, "
@@ -88,9 +102,9 @@ class SharedFacts:
 
     dataset, plan: fingerprints. samples, url: of the dataset; the url may differ between nodes.
     lanes, window, reshuffle: of the plan. batch: global batches, by first sample. ends: how epochs
-    end. recipe: its fingerprint. recipe_words: the beginning of its text. size: ranks of the world.
-    at: where ranks that rejoin continue, "" for a loader that begins. weights: those of samples,
-    and those that `set_weights` set, as text.
+    end. recipe: its fingerprint. operations: their texts. shares: of a mixture's parts, as text.
+    size: ranks of the world. at: where ranks that rejoin continue, "" for a loader that begins.
+    weights: those of samples, and those that `set_weights` set, as text.
     """
 
     dataset: str
@@ -106,7 +120,8 @@ class SharedFacts:
     batch: str = ""
     ends: str = ""
     recipe: str = ""
-    recipe_words: str = ""
+    shares: str = ""
+    operations: list[str] = field(default_factory=list)
     weights: str = ""
 
     def difference(self, first: Mapping[str, Any], *, label: str) -> str:
@@ -122,17 +137,32 @@ class SharedFacts:
             differ.remove("plan")
         alone = next((name for name in ("dataset", "at") if name in differ), None)
         remedies = dict.fromkeys(_DIFFERENCES[name][1] for name in ([alone] if alone else differ))
+        if alone == "dataset" and first.get("shares", "") != self.shares:
+            remedies = {"Pass mix the same parts with the same weights on every rank.": ""}
         other = str(first.get("label", "another rank"))
+        what = "be augmented differently" if differ == ["recipe"] else "be lost or read twice"
+        both = [first.get("operations") or [], self.operations]
+        pairs = list(zip_longest(*both, fillvalue="no further operation"))
+        number = next((n for n, pair in enumerate(pairs) if pair[0] != pair[1]), 0)
+        theirs, own = (
+            f"{text} as operation {number + 1}" for text in (pairs or [("none", "none")])[number]
+        )
         return (
-            f"{other.capitalize()} built this loader {_describe(first, differ)}; {label} "
-            f"{_describe(mine, differ)}: samples would be lost or read twice. "
+            f"{other.capitalize()} built this loader {_describe(first, differ, theirs)}; {label} "
+            f"{_describe(mine, differ, own)}: samples would {what}. "
             f"{' '.join(remedies)} For a loader that only this rank has, pass world=World(0, 1)."
         )
 
 
-def _describe(facts: Mapping[str, Any], differ: list[str]) -> str:
-    """Return the facts of one rank that differ, as words for a message."""
-    words = {**facts, "of_url": _of_url(facts), "at": facts["at"] or "its beginning"}
+def _describe(facts: Mapping[str, Any], differ: list[str], operation: str) -> str:
+    """Return the facts of one rank that differ, as words for a message. operation: the first
+    one of its recipe that differs."""
+    words = {
+        **facts,
+        "operation": operation,
+        "of_url": _of_url(facts),
+        "at": facts["at"] or "its beginning",
+    }
     words["set_weights"] = facts["weights"] or "the weights of its dataset"
     return ", ".join(_DIFFERENCES[name][0].format_map(words) for name in differ)
 
@@ -143,4 +173,5 @@ def describe_dataset(name: str, facts: Mapping[str, Any]) -> str:
 
 
 def _of_url(facts: Mapping[str, Any]) -> str:
-    return f" of {facts['url']}" if facts["url"] else ""
+    shares = f" with shares {facts['shares']}" if facts.get("shares") else ""
+    return f" of {facts['url']}{shares}" if facts["url"] else shares

@@ -88,7 +88,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.options import LoaderOptions
     from penstock.pipeline.plan import JobOrder, LoaderState, World
     from penstock.pipeline.report import Meter
-    from penstock.readers import Source
+    from penstock.readers import MixtureContents, Source
 
     Choose = Callable[[list[str]], dict[str, Any]]
 
@@ -109,6 +109,7 @@ as a step may take."""
 PUBLISH_EVERY_S = 60.0
 # Waiting times are also published at an epoch's end, unless epochs are shorter than this.
 _LEAST_INTERVAL_S = 5.0
+_MOST_CHANGES = 4  # of a mixture's weights, in a message
 _SHUFFLED = "shuffled"  # the part of the store for shuffled loaders
 _MOST_REASON = 2000  # characters of a reason that is published to other ranks
 _ALONE_REMEDY = "For a loader that only this rank has, pass world=World(0, 1)."
@@ -747,7 +748,7 @@ def _join(
     operations: Any = options.augment
     if mixture is not None and mixture.augments:
         operations = {**mixture.augments, "other parts": operations}
-    recipe, recipe_words = recipe_facts(operations)
+    recipe, texts = recipe_facts(operations)
     facts = SharedFacts(
         dataset=source.contents.fingerprint,
         samples=source.contents.samples,
@@ -762,7 +763,8 @@ def _join(
         batch="" if at else batch,  # ranks that rejoin know only the batches to come (`at`)
         ends=f"drop_last={walk.drop_last}, pad={options.pad}",
         recipe=recipe,
-        recipe_words=recipe_words,
+        operations=texts,
+        shares="" if mixture is None else _shares_text(mixture),
         weights=settings.weights_text,
     )
     remote = source.remote_shards
@@ -780,6 +782,16 @@ def _join(
         follows_data=follows and meets,
         meets=meets,
     )
+
+
+def _shares_text(mixture: MixtureContents) -> str:
+    """Return the shares of a mixture's parts, and from which sample of the job each holds."""
+    texts = []
+    for change in mixture.changes[:_MOST_CHANGES]:
+        pairs = zip(mixture.names, change.shares, strict=True)
+        shares = ", ".join(f"{name} {share / sum(change.shares):.4g}" for name, share in pairs)
+        texts.append(f"{shares}{f' from sample {change.start} on' if change.start else ''}")
+    return "; ".join(texts)
 
 
 def _label(source: Source) -> str:

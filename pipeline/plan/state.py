@@ -102,7 +102,13 @@ class LoaderState:
                 f"This is the state of {owner}, and this loader reads a native dataset, which "
                 f"counts positions in another way. {_REMEDY}"
             )
-        version = state.get("version")
+        if "version" not in state:
+            within = [key for key, value in state.items() if owner_of(value)]
+            advice = f"Pass state[{within[0]!r}]." if within else _REMEDY
+            raise ResumeError(
+                f"This dict isn't a loader's state: it has the keys {[*state][:8]}. {advice}"
+            )
+        version = state["version"]
         if version != STATE_VERSION:
             raise ResumeError(
                 f"State version {version!r} can't be read: this Penstock writes and reads version "

@@ -186,8 +186,9 @@ def _smaller(f: LoaderFacts) -> Values | None:
     """The images are {kind}: {megapixels:.2g} megapixels on average ({f.images.seen} inspected) for
     an output of {f.images.out_short} pixels.
 
-    advice: `penstock pack {f.source} DST --short-side {f.images.pack_short}` keeps the detail that
-        a crop of that size can show.
+    advice: `penstock pack {f.source} DST --short-side {f.images.pack_short}` writes smaller ones. A
+        crop of them that is shorter than {f.images.out_short} pixels is enlarged: if the recipe
+        crops small parts, pass a larger side.
     basis: {ratio:.2g} times fewer pixels; {part}
     assumes: {assumed}the time to decode is proportional to the pixels
     """

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.utils.data as torchs
 
+import penstock
 from penstock.augment import Pad, Resize, imagenet_train
 from penstock.cache import ConfigError, DatasetError, NotPicklableError, ResumeError
 from penstock.pipeline import DataLoader, parse_device
@@ -48,6 +49,40 @@ def test_a_path_is_no_dataset(path: Any, options: dict[str, Any]) -> None:
 def test_an_invalid_dataset(given: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         DataLoader(given, 4)
+
+
+@pytest.mark.parametrize(
+    ("call", "given", "words"),
+    [
+        (DataLoader, {"suffle": True}, "did you mean 'shuffle'"),
+        (DataLoader, {"transform": None}, "did you mean 'augment'"),
+        (DataLoader, {"augmentation": None}, "did you mean 'augment'"),
+        (DataLoader, {"batch_size": {0: 8, 64: 16}}, "global_batch_size="),
+        (DataLoader, {"batch_tokens": 100}, r"none differ in length\. Pass batch_size=\.$"),
+        (Dataset, {"feilds": ("id",)}, "did you mean 'fields'"),
+        (Dataset, {"transform": None}, "DataLoader's augment="),
+    ],
+)
+def test_a_mistaken_argument_is_corrected(
+    pack: Path, call: Any, given: dict[str, Any], words: str
+) -> None:
+    data = Dataset(pack, fields=("label", "id")) if call is DataLoader else pack
+    with pytest.raises(ConfigError, match=words):
+        call(data, **given)
+
+
+def test_a_mistaken_name_is_corrected() -> None:
+    with pytest.raises(AttributeError, match="did you mean 'RandomHorizontalFlip'"):
+        penstock.HorizontalFlip  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_what_isnt_a_loaders_state_is_named(pack: Path) -> None:
+    with DataLoader(Dataset(pack, fields=("id",)), 8, shuffle=True) as loader:
+        whole = {"model": {}, "loader": loader.state_dict()}
+        with pytest.raises(ResumeError, match=r"keys \['model', 'loader'\].*state\['loader'\]"):
+            loader.load_state_dict(whole)
+        with pytest.raises(ResumeError, match=r"isn't a loader's state: it has the keys \[\]"):
+            loader.load_state_dict({})
 
 
 @pytest.mark.parametrize("given", [[1, 2, 3, 4], (1, 2, 3, 4), torch.arange(1, 5), range(1, 5)])

@@ -30,7 +30,7 @@ FACTS = SharedFacts(
     batch="8",
     ends="drop_last=True, pad=None",
     recipe="r",
-    recipe_words="[Normalize()]",
+    operations=["Crop()", "Normalize()"],
 )
 
 
@@ -39,12 +39,19 @@ FACTS = SharedFacts(
     [
         ({"seed": 2, "plan": "q"}, r"seed 1; .* seed 2.*seed="),
         ({"dataset": "e", "samples": 5, "plan": "q"}, r"\(10 samples.*\(5 samples.*out twice"),
+        (
+            {"dataset": "e", "shares": "fa 0.3, fb 0.7"},
+            r"of s3://a/b with shares fa 0\.3, fb 0\.7\): .*Pass mix the same parts",
+        ),
         ({"window": 4, "plan": "q"}, r"window=3; .* window=4.*order="),
         ({"lanes": 4, "plan": "q"}, r"lanes=2; .* lanes=4.*order="),
         ({"reshuffle": 0.5, "plan": "q"}, r"reshuffle=0\.0; .* reshuffle=0\.5"),
         ({"batch": "16"}, r"batches of 8; .* batches of 16.*global_batch_size="),
         ({"ends": "drop_last=False, pad=mask"}, r"drop_last=True.*pad=mask.*drop_last="),
-        ({"recipe": "s", "recipe_words": "[]"}, r"Normalize.*recipe s, \[\].*augment="),
+        (
+            {"recipe": "s", "operations": ["Crop()"]},
+            r"has Normalize\(\) as operation 2; .*no further operation.*augmented diff.*augment=",
+        ),
         ({"size": 3}, r"for 2 ranks; .* for 3 ranks.*same size"),
         ({"at": "step 7"}, r"at its beginning; .* at step 7.*rejoin with the same step"),
         ({"plan": "q"}, r"with plan p; .* plan q"),
@@ -59,7 +66,7 @@ def test_what_differs_is_named_on_both(other: dict[str, Any], words: str) -> Non
 
 def test_where_the_data_lies_may_differ() -> None:
     first = {**asdict(FACTS), "label": "rank 0"}
-    assert not replace(FACTS, url="/mnt/b", recipe_words="?").difference(first, label="rank 1")
+    assert not replace(FACTS, url="/mnt/b", operations=["?"]).difference(first, label="rank 1")
 
 
 # -- recipes

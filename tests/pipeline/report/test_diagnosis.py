@@ -133,6 +133,7 @@ PLANTED: list[tuple[LoaderFacts, Limit, Cause, str]] = [
     (replace(NO_IMAGES, wait_read_s=8.9), "disk", "slow-disk", "bytes from the disk"),
     (facts(images=images()), "decode", "slow-decode", "num_workers="),
     (facts(images=LARGE), "decode", "oversized", "set DST --short-side 256"),
+    (facts(images=LARGE), "decode", "oversized", "shorter than 224 pixels is enlarged"),
     (facts(images=images(mean_pixels=2e5)), "decode", "slow-decode", "--short-side 256"),
     (facts(images=PROGRESSIVE), "decode", "progressive", "set DST --baseline"),
     (facts(images=images(progressive=0.02)), "decode", "slow-decode", "num_workers="),

@@ -8,6 +8,7 @@ manifest last.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from functools import partial
@@ -123,20 +124,49 @@ class IndexBuilder:
         stores list a page at a time. The exception is an index in the user's cache directory, which
         nobody asked for."""
         if not self.origin.is_local and place != self.places.home():
+            self.check_source(manifest, shown=printable(place))
             return True
-        about = manifest.about
-        times = {os.fsencode(name): ns for name, ns in about.directories}
-        snapshot = Snapshot(fingerprint=about.listing, directories=times)
-        if self.format.is_current(self.origin, snapshot, self._listing):
+        if self._is_current(manifest):
             return True
-        if self.places.index is not None and about.source and about.source != self.origin.url:
-            raise self._foreign(place, f"this is the index of {about.source}")
+        known = "", self.origin.url, self.origin.source
+        if self.places.index is not None and manifest.about.source not in known:
+            raise self._foreign(printable(place), f"this is the index of {manifest.about.source}")
         return False
 
-    def _foreign(self, place: bytes, what: str) -> IndexChangedError:
+    def check_source(self, manifest: Manifest, *, shown: str) -> None:
+        """Raise IndexChangedError if the user gave the index of other remote files. They are listed
+        only if the index names another source: it may be another URL of the same files. shown: the
+        index's place, for messages."""
+        source = manifest.about.source
+        if self.places.index is None or source in ("", self.origin.source):
+            return
+        try:
+            is_current = self._is_current(manifest)
+        except DatasetNotFoundError:  # it has no file of this format
+            if self.origin.selection is not None:
+                raise
+            is_current = False
+        if not is_current:
+            raise self._foreign(shown, f"this is the index of {source}")
+
+    def _is_current(self, manifest: Manifest) -> bool:
+        """Return True if the files are those that were indexed."""
+        times = {os.fsencode(name): ns for name, ns in manifest.about.directories}
+        snapshot = Snapshot(fingerprint=manifest.about.listing, directories=times)
+        return self.format.is_current(self.origin, snapshot, self._listing)
+
+    def _foreign(self, shown: str, what: str) -> IndexChangedError:
+        origin = self.origin
+        is_list = origin.selection is not None and origin.selection.is_list
+        named = "URL" if is_list else shlex.quote(origin.url)
+        remedy = (
+            "that dataset's index as index=, or an empty folder."
+            if origin.is_local
+            else "the index of these files as index=, or build it for the same selection: "
+            f"penstock index {named} --out PLACE, and pass that PLACE as index=."
+        )
         return IndexChangedError(
-            f"{printable(place)}: {what}, not of {self.origin.url}. Give the folder of that "
-            "dataset's index as index=, or an empty folder."
+            f"{shown}: {what}, not of {origin.url}. Give the folder of {remedy}"
         )
 
     def _facts(
@@ -158,7 +188,7 @@ class IndexBuilder:
             )
             return None
         if self.places.index is not None and not shared:
-            raise self._foreign(place, "this is the index of another dataset")
+            raise self._foreign(printable(place), "this is the index of another dataset")
         log.info(
             "The folder changed: %d files are unchanged, %d are new or changed, %d are gone",
             len(same),
@@ -291,8 +321,8 @@ class IndexBuilder:
             etags=[etag for _, etag, _ in written],
             kind=self.format.name,
             schema=settling.schema(),
-            # If facts of files are kept, the names of the files identify the dataset.
-            source="" if self.format.keeps_facts else url,
+            # If facts of local files are kept, the names of the files identify the dataset.
+            source="" if self.format.keeps_facts and self.origin.is_local else self.origin.source,
             arrangement=self.origin.variant,
             directories=tuple((os.fsdecode(k), v) for k, v in sorted(snapshot.directories.items())),
             listing=snapshot.fingerprint,

@@ -265,6 +265,9 @@ class IndexOpener:
             from penstock.readers.index.index_folders import check_arrangement
 
             check_arrangement(remote, self.origin, shown=place.url)
+            beside = self.origin.index_place(None)
+            if beside is None or beside.url != place.url:  # else its name identifies the data
+                self._builder(found).check_source(remote, shown=place.url)
             return self._index(remote, place)
         return self._index(*self._builder(found).open())
 

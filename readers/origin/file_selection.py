@@ -41,11 +41,13 @@ class FileSelection:
 
     pattern: the part of the URL below the folder, for messages. parts: names or wildcard patterns
     below the folder, in order, without duplicates. is_one: True if the URL is the path of one file.
+    is_list: True for a list of URLs, which `pattern` doesn't contain completely.
     """
 
     pattern: str
     parts: tuple[str, ...]
     is_one: bool = False
+    is_list: bool = False
 
     @cached_property
     def is_listed(self) -> bool:
@@ -130,7 +132,7 @@ def of_names(names: list[str]) -> FileSelection:
                 f"url: got {part!r}, but ** stands for whole folders only. Wanted "
                 "data/**/*.parquet, or data/*.parquet for one folder."
             )
-    return FileSelection(pattern=shown, parts=tuple(parts))
+    return FileSelection(pattern=shown, parts=tuple(parts), is_list=len(names) > 1)
 
 
 def _expand(pattern: str) -> list[str]:

@@ -177,6 +177,12 @@ class Origin(ABC):
         self._names: RootNames | None = None
         self._kept: tuple[list[tuple[bytes, Entry | None]], list[bytes]] | None = None
 
+    @property
+    def source(self) -> str:
+        """Return the URL as an index records it: that of a list contains a hash of its files."""
+        listed = self.selection if self.selection is not None and self.selection.is_list else None
+        return self.url if listed is None else f"{self.url} ({listed.key})"
+
     def index_folders(self) -> list[bytes]:
         """Return the local folders next to the data that may hold its index, best first."""
         return []

@@ -13,7 +13,7 @@ import pytest
 
 import penstock.cache.base.folders
 import penstock.readers.index.index_folders
-from penstock.cache import ConfigError, DatasetNotFoundError, PenstockWarning
+from penstock.cache import ConfigError, DatasetNotFoundError, IndexChangedError, PenstockWarning
 from penstock.readers import Dataset, build_index, open_index
 from penstock.readers.origin import index_url, place_of
 from tests import images, tars
@@ -221,6 +221,34 @@ def test_an_index_elsewhere_in_the_store_is_used(bucket: str, tmp_path: Path) ->
         open_index(bucket, index="memory://indexes/none", cache=tmp_path / "two", verify=verify)
     with pytest.raises(ConfigError, match="another store"):
         open_index(bucket, index="s3://indexes/x", cache=tmp_path / "two", verify=verify)
+
+
+@pytest.mark.parametrize("place", ["memory://indexes/train", "local"])
+def test_an_index_of_other_remote_files_is_refused(bucket: str, tmp_path: Path, place: str) -> None:
+    """Else a part of the shards would be read with the samples of all."""
+    memory, index = fsspec.filesystem("memory"), place.replace("local", str(tmp_path / "index"))
+    shards = [f"memory://bucket/train/{i}.tar" for i in range(4)]
+    for i in range(4):
+        memory.pipe(f"/bucket/train/{i}.tar", tars.archive(tars.photographs(3 * i, 3)))
+        memory.pipe(f"/bucket/bad/{i}.tar", tars.archive(tars.photographs(30 + 3 * i, 3)))
+
+    def samples(url: object) -> int:
+        return open_index(url, index=index, cache=tmp_path / "two", verify=images.verify).samples
+
+    build_index("memory://bucket/train", out=index, cache=tmp_path / "one", verify=images.verify)
+    for other in ("memory://bucket/bad", "memory://bucket/train/{0..1}.tar", shards[:2], bucket):
+        with pytest.raises(IndexChangedError, match=r"index of memory://bucket/train, not of"):
+            samples(other)
+    with pytest.raises(
+        IndexChangedError, match=r"index 'memory://bucket/train/\{0..1\}.tar' --out"
+    ):
+        samples("memory://bucket/train/{0..1}.tar")
+    assert samples("memory://bucket/train/") == 12
+    assert samples("memory://bucket/train/{0..3}.tar") == 12  # other words for the same files
+    build_index(shards[:3], out=index, cache=tmp_path / "one", verify=images.verify)
+    assert samples(shards[:3]) == 9
+    with pytest.raises(IndexChangedError, match="and 2 more"):
+        samples([shards[0], *shards[2:]])
 
 
 def test_local_data_has_a_local_index(folder: Path) -> None:

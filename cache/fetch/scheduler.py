@@ -246,17 +246,22 @@ _REMEDIES = {
 }
 
 
-def fetch_error(request: StoreRequest, failure: RequestError | None, now_s: float) -> PenstockError:
+def fetch_error(
+    call: Call, request: StoreRequest, failure: RequestError | None, now_s: float
+) -> PenstockError:
     """Return the FetchError (or ObjectChangedError) of a request that is given up.
 
     failure: the last one of its call; None if the call only took too long.
     """
     failure = failure or RequestError("transient", "no answer came")
-    tries = f"{request.attempts} attempt{'s' if request.attempts != 1 else ''}"
-    took_s = now_s - request.first_s if request.first_s else 0.0
+    took = f"after {request.attempts} attempt{'s' if request.attempts != 1 else ''} in "
+    took += f"{now_s - request.first_s:.1f} s"
+    if not request.attempts:
+        waited_s = now_s - call.began_s
+        took = f"in {waited_s:.1f} s, because the server didn't answer the requests before it"
     kind = ObjectChangedError if failure.kind == "changed" else FetchError
     return kind(
-        f"{request.uri}: not fetched after {tries} in {took_s:.1f} s "
+        f"{request.uri}: not fetched {took} "
         f"({failure.kind}: {failure}). {failure.remedy or _REMEDIES[failure.kind]}",
         uri=request.uri,
         missing=failure.kind == "missing",
@@ -381,7 +386,7 @@ class Scheduler:
         error if its time limit has passed."""
         late = next((request for due_s, request in self._deadlines(call) if due_s <= now_s), None)
         if late is not None:
-            call.error = fetch_error(late, call.last_failure, now_s)
+            call.error = fetch_error(call, late, call.last_failure, now_s)
         self._waiting.discard(call)
         chosen: list[Attempt] = []
         if call.error is not None:
@@ -520,7 +525,7 @@ class Scheduler:
             return
         call.last_failure = failure
         if final or self._is_enough(call, request):
-            call.error = fetch_error(request, failure, now_s)
+            call.error = fetch_error(call, request, failure, now_s)
         elif not request.in_flight:  # else its hedge may still succeed
             attempts = request.attempts + _THROTTLED_ATTEMPTS * throttled
             # The jitter is added to the server's pause, so that not all clients return at once.

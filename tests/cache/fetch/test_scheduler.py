@@ -153,6 +153,19 @@ def test_a_call_that_has_had_its_time_fails_with_what_it_waits_for() -> None:
     assert "test://0: not fetched after 1 attempt in 2.0 s" in str(call.error)
 
 
+def test_a_request_that_was_never_sent_says_how_long_it_waited() -> None:
+    clocked = Clocked()
+    call = call_of(5, limit_s=15.0)
+    for attempt in clocked.scheduler.choose(call, 100.0)[0]:
+        attempt.request.is_done = True  # by their hedges, so that only the fifth waits
+        clocked.scheduler.failed(call, attempt, 101.0, RequestError("transient", "cut"))
+    call.last_failure = RequestError("unreachable", "connection refused")
+    clocked.scheduler.choose(call, 115.0)
+    message = str(call.error)
+    assert "test://4: not fetched in 15.0 s, because the server didn't answer" in message
+    assert "(unreachable: connection refused)" in message
+
+
 def test_the_twin_of_a_late_request_is_sent_once() -> None:
     clocked = Clocked()
     warm = call_of(40)

@@ -14,7 +14,7 @@ import itertools
 import os
 import statistics
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -139,7 +139,8 @@ _CLOCK = Clock()
 class MeasuredRun:
     """The figures of one run of a loader, and the data for its charts and its verdict.
 
-    facts: the loader's statistics of the measured part. waits_s: every measured step's wait for its
+    facts: the loader's statistics of the measured part, with the waits and steps that the run
+    measured, so that the verdict and the figures agree. waits_s: every measured step's wait for its
     batch, in order.
     """
 
@@ -213,6 +214,9 @@ def play(
     finally:
         loader.close()
     facts, waits_s = growth(after.facts, before.facts), np.array(steps.waits_s)
+    # The loader counts no wait while it prepares further batches, and the step waits for that, too.
+    wait_s = float(waits_s.sum())
+    facts = replace(facts, wait_s=wait_s, step_s=steps.elapsed_s - wait_s)
     p50_s, p99_s = np.quantile(waits_s, (0.5, 0.99)).tolist()
     figures = RunFigures(
         samples=steps.samples,
@@ -223,7 +227,7 @@ def play(
         first_batch_s=first_batch_s,
         wait_p50_s=p50_s,
         wait_p99_s=p99_s,
-        wait_share=float(waits_s.sum() / steps.elapsed_s),
+        wait_share=facts.wait_share,
         step_s=float(np.median(steps.computes_s)) if step_s else 0.0,
         au=steps.au if step_s else 0.0,
         bytes_by_tier={

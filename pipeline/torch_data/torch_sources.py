@@ -279,7 +279,12 @@ class MapSource(torch.utils.data.Dataset[WorkerMessage]):
             (sample,) = many([index])
             return sample
         except Exception as error:  # raised again, with the sample named
-            error.add_note(f"while reading sample {index!r} of {description_of(self.dataset)}")
+            remedy = ""
+            if self.parts is None and is_sample_fault(error):
+                needed = "seed= and " if self.seed is None else ""
+                remedy = f"; with {needed}max_bad=, the loader replaces bad samples and goes on"
+            place = f"sample {index!r} of {description_of(self.dataset)}"
+            error.add_note(f"while reading {place}{remedy}")
             raise
 
     def _seed_sample(self, index: Any, epoch: int) -> None:

@@ -67,11 +67,11 @@ def from_state(order: PassOrder, state: Any) -> Mark:
         )
     for name, here in _identity(order).items():
         saved = state.get(name)
-        if saved != here:
+        if saved != here and name != "order":  # which follows from seed=
+            was, has = (f"no {name}=" if v is None else f"{name}={v!r}" for v in (saved, here))
             raise ResumeError(
-                f"State was saved with {name}={saved!r}, but this loader has {name}={here!r}, so "
-                "its batches differ. Build the loader with the saved value, or start without a "
-                "state."
+                f"State was saved with {was}, but this loader has {has}, so its batches differ. "
+                "Build the loader with the saved value, or start without a state."
             )
     mark = Mark.from_dict(state.get("mark"))
     is_tied = order.is_stream or any(worker.state for worker in mark.workers)

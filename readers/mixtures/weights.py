@@ -80,12 +80,14 @@ class WeightScale:
             wanted = 'a number for each part by its name, or "size"'
             raise ConfigError(f"weights: got {weights!r:.100}, wanted {wanted}.")
         groups = [name if name in weights else name.split("/")[0] for name in names]
+        unknown = sorted(map(str, weights.keys() - {*groups}))
         if missing := sorted({*groups} - weights.keys()):
+            surplus = f", and there are some for {_listed(unknown)}, no parts" if unknown else ""
             raise ConfigError(
-                f"weights: there is none for {_listed(missing)}. Pass one for every part of the "
-                "mixture, or leave the part out."
+                f"weights: there is none for {_listed(missing)}{surplus}. Pass one for every part "
+                "of the mixture by its name, or leave the part out."
             )
-        if unknown := sorted(map(str, weights.keys() - {*groups})):
+        if unknown:
             raise ConfigError(
                 f"weights: got some for {_listed(unknown)}, and the parts are {_listed(names)}."
             )
@@ -107,11 +109,13 @@ class WeightScale:
 
 
 def _schedule(weights: Any) -> list[tuple[int, Any]]:
-    """Return the weights by their first sample."""
-    by_sample = isinstance(weights, Mapping) and any(not isinstance(key, str) for key in weights)
+    """Return the weights by their first sample, which may be a text, as in JSON."""
+    by_sample = isinstance(weights, Mapping) and any(
+        not isinstance(key, str) or isinstance(each, Mapping) for key, each in weights.items()
+    )
     if not by_sample:
         return [(0, weights)]
-    starts = list(weights)
+    starts = [_number(key) for key in weights]
     if any(isinstance(key, bool) or not isinstance(key, int | np.integer) for key in starts):
         raise ConfigError(
             f"weights: got the keys {starts!r:.100}, wanted names of parts, or whole numbers of "
@@ -122,7 +126,12 @@ def _schedule(weights: Any) -> list[tuple[int, Any]]:
             f"weights: got a schedule of the samples {starts!r:.100}, wanted 0 first, then larger "
             "and larger numbers: the samples of the job from which each entry holds."
         )
-    return [(int(start), each) for start, each in weights.items()]
+    return list(zip(map(int, starts), weights.values(), strict=True))
+
+
+def _number(key: Any) -> Any:
+    text = key.replace("_", "") if isinstance(key, str) else ""
+    return int(text) if text.isdecimal() else key
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -231,12 +231,22 @@ def test_more_parts_than_a_batch_has_samples(parts):
         loader(mix(many, weights=weights, epoch=48)).close()
 
 
+def test_a_schedule_may_have_its_samples_as_texts(parts):
+    """JSON has no other keys."""
+    as_texts = {"0": WEIGHTS, "1_00": OTHER}
+    with loader(mixture(parts, weights=as_texts)) as job:
+        found = values(job)
+    with loader(mixture(parts, weights={0: WEIGHTS, 100: OTHER})) as job:
+        assert values(job) == found
+
+
 class TestBadInput:
     @pytest.mark.parametrize(
         ("weights", "message"),
         [
             ({"web": 1, "code": 1}, 'none for "math"'),
             ({**WEIGHTS, "more": 1}, 'some for "more"'),
+            ({"web": 1, "cod": 1, "math": 1}, 'none for "code", and there are some for "cod"'),
             ({**WEIGHTS, "web": -1}, "wanted a finite number above 0"),
             ({**WEIGHTS, "web": float("nan")}, "wanted a finite number above 0"),
             ({**WEIGHTS, "web": 0}, "Leave the part out"),
@@ -244,6 +254,7 @@ class TestBadInput:
             ({5: WEIGHTS}, "wanted 0 first"),
             ({0: WEIGHTS, 9: OTHER, 3: WEIGHTS}, "wanted 0 first, then larger"),
             ({0: WEIGHTS, "web": 1}, "wanted names of parts"),
+            ({"0": WEIGHTS, "later": OTHER}, "wanted names of parts, or whole numbers"),
             ([1, 2, 3], "wanted a number for each part"),
         ],
     )

@@ -250,12 +250,14 @@ class TestWhoAsks:
         with make(max_bad=None) as loader, pytest.raises(OSError, match="truncated") as caught:
             list(loader)
         assert "while reading sample" in caught.value.__notes__[0]
+        assert "; with max_bad=, the loader replaces bad" in caught.value.__notes__[0]
 
     def test_torchs_order_stays_torchs(self) -> None:
         with pytest.raises(ConfigError, match=r"max_bad=0.1 needs Penstock's order.*seed="):
             DataLoader(Holed(), 8, max_bad=0.1)
-        with DataLoader(Holed(), 8) as loader, pytest.raises(OSError, match="truncated"):
+        with DataLoader(Holed(), 8) as loader, pytest.raises(OSError, match="truncated") as caught:
             list(loader)
+        assert "; with seed= and max_bad=, the" in caught.value.__notes__[0]
 
     @pytest.mark.parametrize("seed", [None, 3])
     def test_streams_are_refused_with_the_reason(self, seed: int | None) -> None:

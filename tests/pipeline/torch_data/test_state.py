@@ -296,6 +296,15 @@ def test_a_state_of_other_data_or_another_seed() -> None:
             other.load_state_dict(state)
 
 
+def test_an_order_that_differs_is_named_by_the_argument_that_makes_it() -> None:
+    seeded, torchs = DataLoader(Noisy(23), 3, seed=7), DataLoader(Noisy(23), 3)
+    message = "saved with seed=7, but this loader has no seed="
+    with pytest.raises(ResumeError, match=message):
+        torchs.load_state_dict(seeded.state_dict())
+    with pytest.raises(ResumeError, match="saved with no seed=, but this loader has seed=7"):
+        seeded.load_state_dict(torchs.state_dict())
+
+
 def test_damaged_marks_are_refused() -> None:
     stream = MAKERS["stream"](0).state_dict()
     for odd in ({"past": "soon"}, {"since": -1}, {"batches": "1"}):

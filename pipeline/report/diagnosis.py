@@ -109,7 +109,7 @@ def predict(change: Change, limit: Limit, facts: LoaderFacts) -> tuple[float | N
     Also returns the conditions, to be read after an "if", and the figures from which it follows.
     """
     rate, bounds = facts.samples_per_s, _bounds(limit, facts)
-    if change.factor is not None:
+    if change.factor is not None and not change.is_most:
         wanted = rate * change.factor
         bound, name = min(bounds, default=(wanted, ""))
         if wanted <= bound:

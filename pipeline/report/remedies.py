@@ -29,8 +29,9 @@ class Change:
     """A proposed change.
 
     why: a sentence about the finding; advice: a sentence about the remedy. factor: the gain on the
-    run's rate, None if unknown; removes: the change removes the whole stage; basis: the figures
-    from which the gain follows; assumes: the conditions for the gain, to be read after an "if".
+    run's rate, None if unknown; is_most: the factor is an upper limit, which ranks the changes and
+    predicts nothing; removes: the change removes the whole stage; basis: the figures from which the
+    gain follows; assumes: the conditions for the gain, to be read after an "if".
     is_anomaly: the finding is unusual.
     """
 
@@ -38,6 +39,7 @@ class Change:
     why: str = ""
     advice: str = ""
     factor: float | None = None
+    is_most: bool = False
     removes: bool = False
     basis: str = ""
     assumes: str = ""
@@ -152,9 +154,9 @@ def _faster_decoding(f: LoaderFacts, time_share: float) -> Values:
     factor = 1 / (1 - share + share * time_share)
     if f.decode_share is not None:
         part = f"decoding is {share:.0%} of the work, measured"
-        return {"factor": factor, "part": part, "assumed": ""}
+        return {"factor": factor, "part": part}
     part = "at most: the time for augmenting wasn't measured"
-    return {"factor": factor, "part": part, "assumed": "decoding is all of the work and "}
+    return {"factor": factor, "part": part, "is_most": True}
 
 
 @_change("progressive", is_anomaly=True)
@@ -164,7 +166,7 @@ def _progressive(f: LoaderFacts) -> Values | None:
 
     advice: `penstock pack {f.source} DST --baseline` rewrites them without loss.
     basis: {cost.times:.2g} times for each of them, measured; {part}
-    assumes: {assumed}the other images are like those inspected
+    assumes: the other images are like those inspected
     """
     if f.images is None:
         return None
@@ -190,7 +192,7 @@ def _smaller(f: LoaderFacts) -> Values | None:
         crop of them that is shorter than {f.images.out_short} pixels is enlarged: if the recipe
         crops small parts, pass a larger side.
     basis: {ratio:.2g} times fewer pixels; {part}
-    assumes: {assumed}the time to decode is proportional to the pixels
+    assumes: the time to decode is proportional to the pixels
     """
     if f.images is None:
         return None
@@ -465,11 +467,15 @@ def _slow_model(_: LoaderFacts) -> Values:
 
 
 @_change("dataset-code")
-def _dataset_code(_: LoaderFacts) -> Values:
-    """advice: A larger num_workers=, or a native dataset (`penstock pack`), whose images DALI
-    decodes, would help.
-    """
-    return {}
+def _dataset_code(f: LoaderFacts) -> Values:
+    """advice: {advised}. If Penstock reads its files, `penstock.Dataset` needs no worker processes."""
+    if (f.workers or 0) < f.usable_cores:
+        return {"advised": f"num_workers={f.usable_cores} would help"}
+    shared = f"{f.usable_cores} core{'s' * (f.usable_cores != 1)}"
+    return {
+        "advised": "More workers would help only if they wait for a disk or a network: "
+        f"{f.workers} already share {shared}. Otherwise its code has to get faster"
+    }
 
 
 @_change("slow-copy")

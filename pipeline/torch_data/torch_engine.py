@@ -21,6 +21,7 @@ import torch
 import torch.utils.data
 
 from penstock.cache import ClosedError, ConfigError, PenstockError, check_process, watch
+from penstock.cache.base import usable_cores
 from penstock.pipeline.feed import BadCount, to_device
 from penstock.pipeline.members import Membership
 from penstock.pipeline.options import check_epoch
@@ -424,6 +425,7 @@ class TorchEngine:
         self.meter = Meter(
             decode_threads=0 if augmenter is None else augmenter.threads,
             device=str(options.device),
+            usable_cores=options.world.threads(usable_cores()),
             workers=int(options.num_workers),
         )
         self.bad_count: BadCount | None = None

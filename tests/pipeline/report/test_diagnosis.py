@@ -174,7 +174,8 @@ PLANTED: list[tuple[LoaderFacts, Limit, Cause, str]] = [
         "slow-copy",
         "fewer bytes",
     ),
-    (facts(workers=2, **READING), "dataset", "dataset-code", "num_workers="),
+    (facts(workers=2, **READING, usable_cores=8), "dataset", "dataset-code", "num_workers=8"),
+    (facts(workers=8, **READING), "dataset", "dataset-code", "8 already share 2 cores"),
     (facts(workers=2), "decode", "slow-decode", "num_workers="),
     (facts(**READING, map=mapped()), "map", "slow-map", "processes=2 would call it"),
     (facts(**READING, map=mapped(), gil_late=0.9), "map", "slow-map", "90% of the time"),
@@ -271,6 +272,14 @@ def test_a_prediction_is_amdahls_of_the_measured_work() -> None:
         "Predicted, if the other images are like those inspected and decoding stays the limit: "
         f"{expected:,.0f} samples/s" in found.verdict
     )
+
+
+def test_pixels_alone_predict_nothing_if_augmenting_was_not_measured() -> None:
+    tiny = images(mean_pixels=49_000.0, out_short=32, pack_short=37, mean_short_pixels=1_700.0)
+    found = diagnose(facts(images=tiny))
+    assert (found.cause, found.predicted_samples_per_s) == ("oversized", None)
+    assert "Predicted" not in found.verdict
+    assert diagnose(facts(images=tiny, ceilings=ALONE)).predicted_samples_per_s
 
 
 @pytest.mark.parametrize("ceilings", [None, ALONE])

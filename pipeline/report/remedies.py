@@ -468,7 +468,7 @@ def _slow_model(_: LoaderFacts) -> Values:
 
 @_change("dataset-code")
 def _dataset_code(f: LoaderFacts) -> Values:
-    """advice: {advised}. If Penstock reads its files, `penstock.Dataset` needs no worker processes."""
+    """advice: {advised}. If Penstock reads its files, `penstock.Dataset` needs no workers."""
     if (f.workers or 0) < f.usable_cores:
         return {"advised": f"num_workers={f.usable_cores} would help"}
     shared = f"{f.usable_cores} core{'s' * (f.usable_cores != 1)}"

@@ -1,7 +1,8 @@
 from . import blocks as blocks, sample_weights as sample_weights
 from .blocks import Blocks as Blocks, MAX_FREE as MAX_FREE
 from .concatenation import concat as concat
-from .dataset import Dataset as Dataset, contents_of as contents_of
+from .dataset import Dataset as Dataset, check_left_out as check_left_out
+from .dataset import contents_of as contents_of
 from .epoch_lists import EpochList as EpochList, EpochLists as EpochLists
 from .fieldtypes.columns import SampleBatch as SampleBatch
 from .index.index import Index as Index

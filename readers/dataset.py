@@ -237,7 +237,7 @@ class Dataset(Source):
         chosen, allowed, url = self._arguments.names, self._arguments.allowed, self.url
         index = opener.open(warns=allowed is not None)
         if allowed is not None:
-            _check_left_out(index, allowed)
+            check_left_out(index, allowed)
         naming = Naming.of(index.schema, opener.renames, self._arguments.renames, url=url)
         if chosen is None:  # by the names in the index
             defaults = index.format.default_fields(index.schema)
@@ -502,9 +502,9 @@ def _make_dataset(arguments: _Arguments) -> Dataset:
     return dataset
 
 
-def _check_left_out(index: Index, allowed: float) -> None:
-    """Warn if an index leaves out many samples. Raises DatasetError if it leaves out more than
-    allowed."""
+def check_left_out(index: Index, allowed: float = 1.0) -> None:
+    """Warn if an index leaves out many samples; if all may be left out, as in commands, also that a
+    Dataset refuses so many by default. Raises DatasetError if it leaves out more than allowed."""
     if not index.left_out:
         return
     from penstock.readers.origin import QUARANTINE, left_out_text, left_out_total, percent
@@ -517,12 +517,16 @@ def _check_left_out(index: Index, allowed: float) -> None:
         f"{index.url}: {left_out_text(index.left_out, samples=index.samples)}. The rejected files "
         f"are listed in {index.place}/{QUARANTINE.decode()}."
     )
+    lists = any("class folder" in reason for reason in index.left_out)
+    remedy = (
+        "repair or remove them (a list of classes may lack a name), "
+        f"{'list files and their labels in a table and pass it as manifest=, ' * lists}or accept it "
+        f"with Dataset(…, allow_left_out={math.ceil(share * 100) / 100:.2g})."
+    )
     if share > allowed:
-        raise DatasetError(
-            f"{message} At most {percent(allowed)} may be left out: repair or remove them (a list "
-            "of classes may lack a name), or accept it with Dataset(…, allow_left_out="
-            f"{math.ceil(share * 100) / 100:.2g})."
-        )
+        raise DatasetError(f"{message} At most {percent(allowed)} may be left out: {remedy}")
+    if allowed == 1 and share > ALLOWED_LEFT_OUT:
+        message += f" By default, Dataset(…) refuses more than {percent(ALLOWED_LEFT_OUT)}: {remedy}"
     warnings.warn(message, PenstockWarning, stacklevel=6)
 
 

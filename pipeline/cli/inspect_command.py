@@ -70,7 +70,7 @@ def inspect(
             inspect_batch.show_batch(url, values, pictures, out=out, as_json=as_json)
             return
         from penstock.pipeline.cli import dataset_report
-        from penstock.readers import mix_file, open_index
+        from penstock.readers import check_left_out, mix_file, open_index
 
         if is_mixture_file(url):
             with mix_file(url, **arguments, allow_left_out=1) as mixture:
@@ -82,6 +82,7 @@ def inspect(
             found = open_index(url, **data.description())
             values = dataset_report.index_values(found, batch_size=batch_size)
             dataset_report.warn_of_labels(found)
+            check_left_out(found)
             shown = dataset_report.shown_index(url, values)
         report(values, shown, as_json=as_json)
 

@@ -208,7 +208,7 @@ def pack(
         (default: all).
     """
     from penstock.pipeline.cli.dataset_report import warn_of_labels
-    from penstock.readers import open_index
+    from penstock.readers import check_left_out, open_index
     from penstock.readers import pack as pack_dataset
 
     world = World.detect() if on is None else World(0, 1)  # with --on, one process schedules all
@@ -233,7 +233,8 @@ def pack(
     values = asdict(summary)
     report(values, _lines(values, place=f"{dst.rstrip('/')}/_penstock"), as_json=as_json)
     if summary.complete:
-        warn_of_labels(open_index(dst))
+        warn_of_labels(packed := open_index(dst))
+        check_left_out(packed)
 
 
 def _shards(
@@ -275,7 +276,7 @@ def index(
     out: Folder for the index; for remote data also a URL of the same store. By default it is next
         to local data (photos.penstock), else in --cache, else in the user's cache directory.
     """
-    from penstock.readers import build_index
+    from penstock.readers import build_index, check_left_out, open_index
 
     arguments = data.arguments() | {"fields": parse_places(data.fields), "out": out}
     arguments["workers"] = workers or usable_cores()
@@ -283,6 +284,8 @@ def index(
         summary = build_index(url, **arguments, progress=progress, executor=executor)
     values = asdict(summary)
     report(values, _lines(values, place=summary.place), as_json=as_json)
+    if summary.left_out:
+        check_left_out(open_index(url, **data.description(), index=out))
 
 
 def _lines(summary: dict[str, Any], *, place: str) -> Iterator[str]:

@@ -11,7 +11,9 @@ every rank stops at its next batch and lists the bad samples.
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,7 @@ from penstock.cache import PenstockError, PenstockWarning, TooManyBadSamplesErro
 from penstock.pipeline.members import rank_failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
@@ -35,11 +37,24 @@ REMEDY = (
     "Check the reasons; then leave the samples out (dataset.subset), or repair or delete them in "
     "the source and make its index or its pack again; or raise max_bad=."
 )
+Namer = Callable[[list[int]], Sequence[str]]
+"""Returns the names of samples by their ids."""
 
 
-def listed_reasons(reasons: Mapping[int, str]) -> str:
-    """Return the first bad samples with their reasons, for a message."""
-    named = "; ".join(f"{i} ({reasons[i]})" for i in sorted(reasons)[:MOST_NAMED])
+def sample_names(ids: list[int], namer: Namer | None) -> Sequence[str]:
+    """Return the names of samples; empty ones if there are none, or if their shard can't be opened
+    any more."""
+    with contextlib.suppress(PenstockError):
+        if namer is not None:
+            return namer(ids)
+    return [""] * len(ids)
+
+
+def listed_reasons(reasons: Mapping[int, str], namer: Namer | None) -> str:
+    """Return the first bad samples with their names and reasons, for a message."""
+    ids = sorted(reasons)[:MOST_NAMED]
+    labels = zip(ids, sample_names(ids, namer), strict=True)
+    named = "; ".join(f"{i}{name and f', {name}'} ({reasons[i]})" for i, name in labels)
     more = len(reasons) - MOST_NAMED
     return named + (f"; and {more} more" if more > 0 else "")
 
@@ -109,7 +124,8 @@ class BadSamples:
         known = {**self._always, **in_epoch}
         raise TooManyBadSamplesError(
             f"Sample {sample_id} is bad ({self.reason(epoch, sample)}), and so are all "
-            f"{ATTEMPTS} substitutes that were tried. Bad: {listed_reasons(known)}. {REMEDY}",
+            f"{ATTEMPTS} substitutes that were tried. Bad: "
+            f"{listed_reasons(known, self._source.names)}. {REMEDY}",
             sample_ids=tuple(sorted(known)),
         )
 
@@ -155,7 +171,7 @@ class BadCount:
     """
 
     samples: int
-    names: Callable[[list[int]], Sequence[str]] | None
+    names: Namer | None
     bad_samples: BadSamples | None
     remedy: str = REMEDY
     max_bad: float
@@ -289,9 +305,7 @@ class BadCount:
     def _write(self, bad: Mapping[int, str], epoch: int) -> None:
         if not bad:
             return
-        names: Sequence[str] = [""] * len(bad)
-        with contextlib.suppress(PenstockError):  # of a shard that can't be opened any more
-            names = names if self.names is None else self.names([*bad])
+        names = sample_names([*bad], self.names)
         found: list[dict[str, str | int]] = [
             {"id": i, "name": name, "reason": why, "epoch": epoch}
             for (i, why), name in zip(bad.items(), names, strict=True)
@@ -301,10 +315,11 @@ class BadCount:
 
     def _warn(self, sample_id: int, reason: str) -> None:
         listed = f", listed in {self.report.path}" if self.report.path else ""
+        (name,) = sample_names([sample_id], self.names)
         warnings.warn(
-            f"Sample {sample_id} is bad: {reason}. Bad samples are replaced by other samples "
-            f'(with pad="mask": valid=False){listed}. The job stops when more than '
-            f"max_bad={self.max_bad} of an epoch are bad.",
+            f"Sample {sample_id} is bad: {reason}{name and f' ({name})'}. Bad samples are replaced "
+            f'by other samples (with pad="mask": valid=False){listed}. The job stops when more '
+            f"than max_bad={self.max_bad} of an epoch are bad.",
             PenstockWarning,
             stacklevel=5,
         )
@@ -331,10 +346,15 @@ class BadCount:
         ids = tuple(sorted(mine | {int(i) for i in notice["ids"]}))
         files = [path for path in dict.fromkeys((notice["file"], self.report.path)) if path]
         more = f" All of them: {' and '.join(files)}." if files else ""
+        found = "1 bad sample" if total == 1 else f"{total:,} bad samples"
+        allowing = math.ceil(100 * total / self.samples) / 100
         return TooManyBadSamplesError(
-            f"{total} bad samples in epoch {epoch} are more than max_bad={self.max_bad} of "
-            f"{self.samples:,} samples. Rank {rank} passed the limit, and every rank stops. Bad: "
-            f"{listed_reasons(reasons) or 'found before this start'}.{more} {self.remedy}",
+            f"{found} in epoch {epoch} {'is' if total == 1 else 'are'} more than "
+            f"max_bad={self.max_bad} of {self.samples:,} samples. Rank {rank} passed the limit, "
+            "and every rank stops. Bad: "
+            f"{listed_reasons(reasons, self.names) or 'found before this start'}.{more} "
+            f"{self.remedy} For example, DataLoader(…, max_bad={allowing:g}) accepts "
+            f"{allowing:.0%} of bad samples.",
             sample_ids=ids,
         )
 

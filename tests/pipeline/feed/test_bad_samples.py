@@ -393,7 +393,12 @@ class TestLimit:
             next(batches)
             with pytest.raises(TooManyBadSamplesError) as told:
                 next(batches)
+            (name,) = loader.dataset.names([only])
         assert told.value.sample_ids == (only,)
+        message = str(told.value)
+        assert message.startswith("1 bad sample in epoch 0 is more than")
+        assert f"Bad: {only}, {name} (" in message
+        assert "DataLoader(…, max_bad=0.03) accepts 3% of" in message
 
     def test_counted_for_each_epoch(self, tmp_path: Path) -> None:
         path = build(tmp_path / "set", {7, 19}, samples=40)

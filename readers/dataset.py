@@ -517,16 +517,14 @@ def check_left_out(index: Index, allowed: float = 1.0) -> None:
         f"{index.url}: {left_out_text(index.left_out, samples=index.samples)}. The rejected files "
         f"are listed in {index.place}/{QUARANTINE.decode()}."
     )
-    lists = any("class folder" in reason for reason in index.left_out)
-    remedy = (
-        "repair or remove them (a list of classes may lack a name), "
-        f"{'list files and their labels in a table and pass it as manifest=, ' * lists}or accept it "
-        f"with Dataset(…, allow_left_out={math.ceil(share * 100) / 100:.2g})."
-    )
+    remedy = "repair or remove them (a list of classes may lack a name), "
+    if any("class folder" in reason for reason in index.left_out):
+        remedy += "list all files and their labels in a table and pass it as manifest=, "
+    remedy += f"or accept it with Dataset(…, allow_left_out={math.ceil(share * 100) / 100:.2g})."
     if share > allowed:
         raise DatasetError(f"{message} At most {percent(allowed)} may be left out: {remedy}")
     if allowed == 1 and share > ALLOWED_LEFT_OUT:
-        message += f" By default, Dataset(…) refuses more than {percent(ALLOWED_LEFT_OUT)}: {remedy}"
+        message += f" By default, Dataset(…) allows {percent(ALLOWED_LEFT_OUT)}: {remedy}"
     warnings.warn(message, PenstockWarning, stacklevel=6)
 
 

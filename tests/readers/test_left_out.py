@@ -11,6 +11,7 @@ import pytest
 
 from penstock import ClassLabel, DataLoader, Dataset, Value, concat
 from penstock.cache import ConfigError, DatasetError
+from penstock.pipeline.cli import main
 from penstock.readers import pack
 from penstock.readers.origin import LeftOut, joined_left_out
 from tests import images, tars
@@ -188,3 +189,18 @@ def test_similar_reasons_are_counted_together(tmp_path: Path) -> None:
     assert count == 40
     assert reason.startswith("n: ")
     assert len(message) < 400
+
+
+def test_commands_say_that_a_dataset_refuses_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    beside = {f"{i:03}.jpg": images.jpeg(i) for i in range(40)}
+    root = images.write_folder(tmp_path / "set", GOOD | beside)
+    plan = ["plan", root, "--samples-per-s", 9, "--gpus", 1]
+    for command in (["inspect", root], ["index", root], ["pack", root, tmp_path / "pack"], plan):
+        assert main([str(each) for each in command]) == 0
+        shown = capsys.readouterr().err
+        assert "40 of 100 samples (40 %) are left out: 40 x not in a class folder" in shown
+        assert "By default, Dataset(…) allows 10 %" in shown
+        assert "manifest=" in shown
+        assert "allow_left_out=0.4)" in shown

@@ -219,7 +219,8 @@ def errors() -> str:
         "*For anyone who got an error or wants to catch one. You will find what each class "
         "means and what to do.*",
         "",
-        "All errors are in `penstock.errors`. `except penstock.errors.PenstockError` catches all "
+        "All errors are in `penstock.errors`; tracebacks name the module that defines them, "
+        "`penstock.cache.errors`. `except penstock.errors.PenstockError` catches all "
         "of them; each one is also the builtin error that its section names, so "
         "`except FileNotFoundError` works too. A message says what failed, what it got, what was "
         "expected, and what to do. Penstock raises errors about arguments before any work starts.",

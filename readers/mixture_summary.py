@@ -75,12 +75,12 @@ def token_lengths(source: Source, *, names: Container[str] | None = None) -> Tok
 class PartSummary:
     """The samples that one part of a mixture delivers in an epoch of it.
 
-    share: integer share of the positions where the epoch begins; weight: the same as a fraction.
-    size: samples of the part; samples: those that the epoch delivers, repeats counted. epochs: of
-    the part itself, samples / size, or by the sum of its samples' weights. least_repeats,
-    most_repeats: how often the epoch delivers each sample. tokens: of the delivered samples; None
-    if the part delivers none; tokens_are_exact: False if they follow from a mean. bytes: in the
-    files, of the delivered samples; stored_bytes: of all files of the part.
+    share: integer share of the positions where the epoch begins; weight: the same as a fraction,
+    rounded to 8 decimals. size: samples of the part; samples: those that the epoch delivers,
+    repeats counted. epochs: of the part itself, samples / size, or by the sum of its samples'
+    weights. least_repeats, most_repeats: how often the epoch delivers each sample. tokens: of the
+    delivered samples; None if the part delivers none; tokens_are_exact: False if they follow from a
+    mean. bytes: in the files, of the delivered samples; stored_bytes: of all files of the part.
     """
 
     name: str
@@ -101,8 +101,7 @@ class PartSummary:
         least, most = self.least_repeats, self.most_repeats
         return (
             self.name,
-            f"{self.weight:.4g}",
-            f"{self.share:,}",
+            f"{100 * self.weight:.6g} %",
             f"{self.samples:,}",
             f"{self.size:,}",
             f"{self.epochs:.3g}",
@@ -126,9 +125,7 @@ class MixtureSummary:
     bytes: int
     parts: tuple[PartSummary, ...]
 
-    HEADS = tuple(
-        ["part", "weight", "share", "samples", "of", "own epochs", "each sample", "tokens", "bytes"]
-    )
+    HEADS = ("part", "share", "samples", "of", "own epochs", "each sample", "tokens", "bytes")
 
     def rows(self) -> Iterator[tuple[str, ...]]:
         """Yield the columns of each part, and of all of them, for people; `HEADS` names them."""
@@ -137,8 +134,7 @@ class MixtureSummary:
         exact = all(part.tokens_are_exact for part in self.parts)
         size = sum(part.size for part in self.parts)
         total = f"{self.samples:,}", f"{size:,}", "", "", _tokens(self.tokens, exact)
-        shares = f"{sum(part.share for part in self.parts):,}"
-        yield ("all", "1", shares, *total, format_size(self.bytes))
+        yield ("all", "100 %", *total, format_size(self.bytes))
 
     def values(self) -> dict[str, Any]:
         """Return all figures as JSON types."""
@@ -162,6 +158,7 @@ def summarise(
     shares = stream.weights_at(first).shares
     parts = []
     for number, (name, source) in enumerate(zip(of.names, sources, strict=True)):
+        weight = float(shares[number] / shares.sum())
         contents, tokens = of.parts[number], token_lengths(source, names=TOKEN_NAMES)
         begin, end, size = int(before[number]), int(after[number]), contents.samples
         length = int(of.lengths[number])
@@ -174,7 +171,7 @@ def summarise(
             PartSummary(
                 name=name,
                 share=int(shares[number]),
-                weight=float(shares[number] / shares.sum()),
+                weight=round(weight, 8) or weight,  # integer shares change it by up to 2^-31
                 size=size,
                 samples=count,
                 epochs=count / length,

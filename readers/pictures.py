@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import colorsys
+import contextlib
 import html
 import io
 import math
@@ -90,10 +91,10 @@ def contact_sheet(
     columns = columns or max(1, min(len(pictures), math.ceil(math.sqrt(1.4 * len(pictures)))))
     cell = max(_SMALLEST_CELL, min(_LARGEST_CELL, width // columns - _GAP))
     drawn = [_drawn(each, cell) for each in pictures]
-    font = _font(max(11, min(16, cell // 18)))
+    captions = [each.caption for each in pictures]
+    font = _font(max(11, min(16, cell // 18)), "".join(captions))
     line = sum(font.getmetrics()) + 4
     rows = [drawn[at : at + columns] for at in range(0, len(drawn), columns)]
-    captions = [each.caption for each in pictures]
     heights = [
         max(each.height for each in row)
         + (line if any(captions[number * columns : (number + 1) * columns]) else 0)
@@ -115,9 +116,13 @@ def contact_sheet(
     return sheet
 
 
-def _font(size: int) -> Any:
+def _font(size: int, text: str) -> Any:
+    """Return Pillow's own font, which has only ASCII; for other texts DejaVu, if installed."""
     from PIL import ImageFont
 
+    if not text.isascii():
+        with contextlib.suppress(OSError):
+            return ImageFont.truetype("DejaVuSans.ttf", size)
     return ImageFont.load_default(size)
 
 
@@ -157,7 +162,7 @@ def _drawn(picture: Picture, cell: int) -> Image.Image:
         pen.rectangle((x1, y1, x2, y2), outline=picture.color_of(number), width=stroke)
     for group in picture.points:
         _draw_points(pen, group * scale, picture, radius=stroke + 1)
-    font = _font(max(10, min(14, cell // 20)))
+    font = _font(max(10, min(14, cell // 20)), "".join(picture.names))
     for number in shown if picture.names else ():
         _draw_name(pen, picture.names[number], boxes[number], picture.color_of(number), font, size)
     return drawn

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from penstock.cache.base import format_size
-from penstock.pipeline.cli.output import table
+from penstock.pipeline.cli.output import count, table
 from penstock.pipeline.plan import first_settings, label_spread, spread_warning, usual_spreads
 from penstock.readers import Contents, Mixture, MixtureSummary, contents_of
 
@@ -94,7 +94,6 @@ def _joined(values: list[Any]) -> str:
 
 
 _TITLES = {
-    "bytes": "stored size",
     "largest_shard_bytes": "largest shard",
     "icc": "similarity of labels within a shard, 0 to 1 (ICC)",
     "left_out": "left out",
@@ -141,10 +140,15 @@ def index_values(found: Index, *, batch_size: int) -> dict[str, Any]:
 
 
 def shown_index(url: str, values: Mapping[str, Any]) -> Iterator[str | Table]:
-    """Yield the values of an index for people, as tables and a line."""
-    rows = [(_TITLES.get(n, n), _readable(n, v)) for n, v in values.items() if n != "fields"]
-    yield table("", url, rows=rows)
+    """Yield the values of an index for people, fields first, as lines and tables."""
+    yield (
+        f"{escape(url)}: {escape(values['kind'])}, {count(values['samples'], 'sample')} in "
+        f"{count(values['shards'], 'shard')}, {format_size(values['bytes'])}\n"
+    )
     yield field_table(values["fields"])
+    shown = ("kind", "samples", "shards", "bytes", "fields")
+    rows = [(_TITLES.get(n, n), _readable(n, v)) for n, v in values.items() if n not in shown]
+    yield table("\nindex and order", "", rows=rows)
     if any(field["progressive"] for field in values["fields"].values()):
         remedy = "`penstock pack --baseline` rewrites them without loss."
         yield f"Progressive JPEGs take about 3 times as long to decode: {remedy}"
@@ -238,8 +242,8 @@ def shown_mixture(
 ) -> Iterator[str | Table]:
     """Yield the values of a mixture for people, as lines and tables."""
     yield (
-        f"{escape(url)}: {escape(values['kind'])}, {len(summary.parts):,} parts, "
-        f"{values['shards']:,} shards, {format_size(values['bytes'])} stored"
+        f"{escape(url)}: {escape(values['kind'])}, {count(len(summary.parts), 'part')}, "
+        f"{count(values['shards'], 'shard')}, {format_size(values['bytes'])} stored"
     )
     yield table("field", "type", rows=values["fields"].items())
     yield (

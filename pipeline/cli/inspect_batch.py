@@ -168,12 +168,13 @@ def _all_fields(dataset: Source) -> list[str]:
 
 
 def load_batch(
-    dataset: Source, *, size: int, recipe: Recipe, seed: int, epoch: int
+    dataset: Source, *, size: int, recipe: Recipe, seed: int | None, epoch: int
 ) -> tuple[dict[str, Any], list[Picture]]:
     """Load the first batch of an epoch; return the values of `--json`, and its images as pictures.
 
-    dataset: must have the sample id among its fields. The order is shuffled if the recipe is for
-    training. Raises what the loader raises, and ConfigError for a size out of range.
+    dataset: must have the sample id among its fields. The order is shuffled if there is a seed
+    or the recipe is for training. Raises what the loader raises, and ConfigError for a size out of
+    range.
     """
     if not 1 <= size <= MOST_SAMPLES:
         raise ConfigError(f"--batch: got {size}, wanted 1 to {MOST_SAMPLES}.")
@@ -183,8 +184,8 @@ def load_batch(
     with DataLoader(
         dataset,
         batch_size=min(size, len(dataset)),
-        shuffle=recipe == "imagenet",
-        seed=seed,
+        shuffle=seed is not None or recipe == "imagenet",
+        seed=seed or 0,
         augment=ops,
         world=World(0, 1),
         as_dict=True,
@@ -195,7 +196,7 @@ def load_batch(
     names = dataset.names(batch[number].tolist())
     shown = [n for n in batch if n not in (*images, number) and not n.endswith(PRESENT)]
     values = {
-        "seed": seed,
+        "seed": seed or 0,
         "epoch": epoch,
         "augment": words,
         "fields": batch_fields(batch, schema),

@@ -31,7 +31,7 @@ def inspect(
     batch_size: Annotated[int, Option(min=1)] = 256,
     batch: Annotated[int | None, Option(min=1)] = None,
     augment: Recipe = "none",
-    seed: int = 0,
+    seed: int | None = None,
     epoch: Annotated[int, Option(min=0)] = 0,
     out: Path | None = None,
     data: IndexedOptions,
@@ -45,7 +45,8 @@ def inspect(
     batch_size: Global batch for which lanes and window are shown.
     batch: Show a batch of this many samples as the model will receive it.
     augment: With --batch: the recipe for images.
-    seed: With --batch: seed of order and augmentation.
+    seed: With --batch: shuffle by this seed, which is also that of the augmentation. By default
+        the order is that of the dataset, or, with --augment imagenet, that of seed 0.
     epoch: With --batch: epoch of the batch. For a mixture file: the epoch to which the parts
         contribute.
     out: With --batch: write the batch as a picture, such as contact.png.

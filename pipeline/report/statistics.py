@@ -58,7 +58,7 @@ class Statistics(Traffic):
     all of them. parts: of a mixture, the counts of each part by its name; empty for other datasets.
     """
 
-    samples: int = _count("samples delivered to the training loop")
+    samples: int = _count('samples delivered to the training loop, with the padding of pad="mask"')
     batches: int = _count("batches delivered to the training loop")
     first_batch_s: float = _row("wait for the first batch; no other field includes it")
     step_s: float = _count(

@@ -15,6 +15,7 @@ so that every process finds it by the name in a manifest:
 from __future__ import annotations
 
 import contextlib
+import inspect
 import re
 from collections.abc import Callable, Container, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
@@ -534,10 +535,16 @@ def check_field_type(name: str, type: object) -> None:
     """Raise ConfigError unless a value of `schema=` is a type. name: of the field."""
     parameters = getattr(type, "__dataclass_params__", None)
     if not isinstance(type, FieldType) or parameters is None or not parameters.frozen:
-        raise ConfigError(
-            f'schema["{name}"]: got {type!r}, wanted a field type such as Image() or '
-            'Array("float32", (3,)); its class is a @dataclass(frozen=True).'
-        )
+        wanted = 'a field type such as Image(), Value("int64") or Array("float32", (3,))'
+        if isinstance(type, str):
+            with contextlib.suppress(ConfigError):
+                named_type("value")(type)  # type: ignore[call-arg]
+                wanted = f'Value("{type}")'
+        elif inspect.isclass(type) and issubclass(type, FieldType):
+            wanted = f"an instance of it: {type.__name__}(), with its arguments if it has any"
+        elif isinstance(type, FieldType):
+            wanted = "a class that is a @dataclass(frozen=True)"
+        raise ConfigError(f'schema["{name}"]: got {type!r}, wanted {wanted}.')
 
 
 def number_name(fields: Container[str]) -> str:

@@ -10,6 +10,7 @@ the index.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -277,8 +278,15 @@ def check_selection(
                 hint = f', or see why it was left out: fields={{"{field}": "{field}"}}'
             if why := (left_out or {}).get(name):
                 hint = f" ({field!r} can't be a field: {why})"
+            added = [
+                name + suffix for name in image_fields(schema, schema) for suffix in (SIZE, MASK)
+            ]
+            added += [name + PRESENT for name in lacking if name in schema]
+            near = difflib.get_close_matches(field, [*available, *added], n=1)
             raise ConfigError(
-                f"fields: got {field!r}, but {url} has {available}. Choose some of those{hint}."
+                f"fields: got {field!r}, but {url} has {available}"
+                f"{f', and on request {added}' if added else ''}. "
+                f"{f'Did you mean {near[0]!r}? ' if near else ''}Choose some of those{hint}."
             )
         images = image_fields(schema, fields)
         if name != field and not field.endswith(PRESENT) and name not in images:

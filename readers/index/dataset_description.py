@@ -6,8 +6,9 @@ other client of a store.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
@@ -39,6 +40,7 @@ _LOGIN = (
     "GOOGLE_APPLICATION_CREDENTIALS, AZURE_…), a profile, or the instance's role."
 )
 
+_TABLE_ENDS, _TABLES_NAMED = (".json", ".jsonl", ".csv", ".tsv", ".parquet"), 5
 _YAML = (".yaml", ".yml")  # such as YOLO's data.yaml
 
 Folder = str | os.PathLike[str]
@@ -244,14 +246,26 @@ def _manifest(url: Url, manifest: ManifestFile | None, *, is_path: bool) -> str 
         if not existing and status_of(above) is not None:
             return named  # next to the root; relative, so that the data can be moved
         if not existing or (len(existing) == 2 and not os.path.samefile(*existing)):
-            raise ConfigError(
-                f"manifest: got {named!r}, but {'both' if existing else 'neither'} {places[0]} "
-                f"{'and' if existing else 'nor'} {places[1]} exist{'s' * (not existing)}. Give an "
-                "absolute path."
-            )
+            if existing:
+                wrong = f"both {places[0]} and {places[1]} exist. Give an absolute path."
+            else:
+                listed = ", ".join(_tables({os.path.dirname(each) for each in (*places, above)}))
+                wrong = f"neither {places[0]}, {above} nor {places[1]} exists. " + (
+                    f"Tables there: {listed}." if listed else "Give an absolute path."
+                )
+            raise ConfigError(f"manifest: got {named!r}, but {wrong}")
         found = os.path.abspath(existing[0])
     # Relative to the root, so that the data can be moved.
     return found.removeprefix(os.path.abspath(os.fsdecode(root)).rstrip("/") + "/")
+
+
+def _tables(folders: Iterable[str]) -> list[str]:
+    """Return the paths of the first tables in some folders, for a message."""
+    found: list[str] = []
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            found += (os.path.join(folder, name) for name in os.listdir(folder))
+    return sorted(each for each in found if each.endswith(_TABLE_ENDS))[:_TABLES_NAMED]
 
 
 def _has_login(url: str) -> bool:

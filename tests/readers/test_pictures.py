@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import ImageFont
 
 from penstock import Boxes, ClassLabel, Image, Keypoints, Mask
 from penstock.readers import (
@@ -151,3 +152,13 @@ def test_places_are_spread() -> None:
     assert spread(0, 8) == []
     assert spread(3, 8) == [0, 1, 2]
     assert spread(100, 3) == [0, 50, 99] or spread(100, 3) == [0, 49, 99]
+
+
+def test_captions_may_have_any_letters() -> None:
+    try:
+        ImageFont.truetype("DejaVuSans.ttf")
+    except OSError:
+        pytest.skip("needs the font DejaVu")
+    pixels = np.zeros((40, 400, 3), np.uint8)
+    sheets = [contact_sheet([Picture(pixels=pixels, caption=each)]) for each in ("zèbre", "zébre")]
+    assert np.asarray(sheets[0]).tobytes() != np.asarray(sheets[1]).tobytes()

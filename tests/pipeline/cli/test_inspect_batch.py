@@ -57,6 +57,24 @@ def test_it_is_the_batch_that_the_loader_gives(pack: Path) -> None:
         assert np.array_equal(picture.pixels, wanted)
 
 
+def test_a_seed_shuffles(pack: Path) -> None:
+    dataset, orders = Dataset(pack, fields=("label", "id")), []
+    for seed in (None, 0, 1):
+        report, _ = load_batch(dataset, size=6, recipe="none", seed=seed, epoch=0)
+        orders.append([each["id"] for each in report["samples"]])
+    assert orders[0] == list(range(6))
+    assert orders[1] != orders[2] != orders[0] != orders[1]
+
+
+def test_the_contents_begin_with_the_fields(pack: Path, capsys: Any) -> None:
+    assert main(["inspect", str(pack)]) == 0
+    first, _, heads, *rest = capsys.readouterr().out.splitlines()
+    assert f" {SAMPLES} samples in " in first
+    assert heads.startswith("field ")
+    assert rest[0].startswith("image ")
+    assert any("(ICC)" in line or line.startswith("similarity of labels") for line in rest)
+
+
 def test_values_are_those_of_numpy() -> None:
     images = torch.arange(2 * 3 * 4 * 5, dtype=torch.uint8).reshape(2, 3, 4, 5)
     vectors = torch.tensor([[0.5, -2.0], [1.0, 7.0]])

@@ -56,7 +56,8 @@ def test_inspect_says_what_each_part_gives(file, capsys):
     assert parts["web"]["bytes"] == pytest.approx(parts["web"]["samples"] * 8, rel=0.2)
     assert min(part["lanes"] for part in parts.values()) >= 1
     text = run(capsys, "inspect", file)
-    assert re.search(r"math +0\.2 +214,748,365 +\d+ +30 +1\.3", text)
+    assert re.search(r"math +20 % +\d+ +30 +1\.3", text)
+    assert [part["weight"] for part in parts.values()] == [0.5, 0.3, 0.2]
 
 
 def test_inspect_shows_a_batch_of_a_mixture(file, capsys):

@@ -247,7 +247,8 @@ def test_a_file_that_cannot_be_right_is_refused(tmp_path: Path, content: Any, me
 
 def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
     root = coco_set(tmp_path, instances())
-    with pytest.raises(ConfigError, match=r"neither .* exist"):
+    places = f"neither .*, .* nor .* exists. Tables there: .*/{MANIFEST}"
+    with pytest.raises(ConfigError, match=places):
         opened(root, manifest="annotations/missing.json")
     (tmp_path / MANIFEST).write_text('{"images": [')
     with pytest.raises(DatasetError, match="isn't JSON"):

@@ -159,6 +159,7 @@ LIMITS = (
         "cache.disk.space:_FREE_SHARE",
         PERCENT,
     ),
+    limit("howto/hub-parquet.md reference/batches.md", "{:.3f}", "pipeline.options:MAX_BAD"),
     # nodes and ranks
     limit("howto/sharing.md howto/cluster.md", "{:.0f} s", "cache.peers.peer_link:_ADDRESSES_S"),
     limit("howto/sharing.md", "{} bytes", "cache.peers.trust:LEAST_SECRET_BYTES"),

@@ -393,7 +393,7 @@ class TestLimit:
             next(batches)
             with pytest.raises(TooManyBadSamplesError) as told:
                 next(batches)
-            (name,) = loader.dataset.names([only])
+        (name,) = Dataset(str(path)).names([only])
         assert told.value.sample_ids == (only,)
         message = str(told.value)
         assert message.startswith("1 bad sample in epoch 0 is more than")

@@ -224,10 +224,8 @@ class _MixtureFiles:
     def _inner(self, url: str, others: dict[str, Any], *, file: str, place: str) -> Source:
         """Return a part that is the mixture of another file."""
         if others:
-            _refuse(
-                file, place, f"{show(url)} is a mixture file, which has its own keys: leave out "
-                f"{', '.join(others)}."
-            )  # fmt: skip
+            what = f"{show(url)} is a mixture file, which has its own keys"
+            _refuse(file, place, f"{what}: leave out {', '.join(others)}.")
         if (real := os.path.realpath(url)) in self.files:
             circle = [*self.files[self.files.index(real) :], real]
             names = " -> ".join(map(os.path.basename, circle))

@@ -124,10 +124,8 @@ def is_progressive(data: Encoded) -> bool:
     B.1), and False for other formats. data: uint8, shape (bytes,)."""
     if data[:2].tobytes() != b"\xff\xd8":
         return False
-    decisive = (
-        marker for marker, _ in _markers(data.data) if marker in (*_PROGRESSIVE, _SOS, _EOI)
-    )
-    return next(decisive, None) in _PROGRESSIVE
+    decisive = {*_PROGRESSIVE, _SOS, _EOI}
+    return next((m for m, _ in _markers(data.data) if m in decisive), None) in _PROGRESSIVE
 
 
 Sides = tuple[int, int]

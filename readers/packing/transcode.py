@@ -78,12 +78,10 @@ class Transcode:
     def settings(self) -> dict[str, Any]:
         """Return the settings for the manifest, which identify the pack. An option that isn't used
         is None."""
-        quality = self.quality
-        if quality is None and self.short_side is not None:
-            quality = QUALITY
+        is_default = self.quality is None and self.short_side is not None
         return {
             "short_side": self.short_side,
-            "quality": quality,
+            "quality": QUALITY if is_default else self.quality,
             "baseline": True if self.baseline else None,
             "images": None if self.images is None else list(self.images),
         }
@@ -109,9 +107,8 @@ class Transcode:
                     if name in facts:
                         facts[name] = type.check(values[name], field=name)
                 except ValueError as error:
-                    return Rejection(
-                        f"{image}: the data that belongs to it can't be resized: {error}"
-                    )
+                    text = f"{image}: the data that belongs to it can't be resized: {error}"
+                    return Rejection(text)
         return PackSample(values=values, facts=facts)
 
     def check(self, schema: Schema) -> None:
@@ -140,13 +137,10 @@ class Transcode:
         return fields if self.images is None else tuple(self.images)
 
     def _image(self, sample: Encoded, facts: Facts) -> tuple[Encoded, Facts]:
-        short = min(facts.shape[:2])
-        if (self.short_side is None and self.quality is not None) or (
-            self.short_side is not None and short > self.short_side
-        ):
-            rewritten = self._rewritten(sample)
-            if rewritten is not None:
-                return rewritten
+        side, is_any = self.short_side, self.short_side is None and self.quality is not None
+        is_due = is_any or (side is not None and min(facts.shape[:2]) > side)
+        if is_due and (rewritten := self._rewritten(sample)) is not None:
+            return rewritten
         if self.baseline and is_progressive(sample) and (same := baseline_twin(sample)) is not None:
             return same, Facts(crc32c(same), 0, len(same), facts.shape, facts.codec)
         return sample, facts

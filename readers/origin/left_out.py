@@ -129,15 +129,13 @@ def left_out_text(left_out: Mapping[str, LeftOut], *, samples: int) -> str:
     )
 
 
-def no_good_sample_message(
-    url: str, quarantined: Sequence[QuarantineEntry], *, shown: int = 3
-) -> str:
+def no_good_sample_message(url: str, quarantined: Sequence[QuarantineEntry]) -> str:
     """Return the message for a dataset without a good sample. It names the first few."""
     from penstock.readers.origin.unreadable import remedy_for
 
     remedies = [remedy for q in quarantined if (remedy := remedy_for(q.name))]
-    first = "; ".join(f"{printable(q.name)}: {q.reason}" for q in quarantined[:shown])
-    more = len(quarantined) - shown
+    first = "; ".join(f"{printable(q.name)}: {q.reason}" for q in quarantined[:3])
+    more = len(quarantined) - 3
     return (
         f"{url}: none of {len(quarantined)} samples can be used ({first}"
         f"{f'; and {more} more' if more > 0 else ''}). Wanted images that decode, or the other "

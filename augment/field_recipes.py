@@ -297,8 +297,7 @@ def _sanitizers(lists: Lists, selected: Types) -> dict[str, SanitizeBoxes]:
         keys = {key for key, ops in lists.items() if op in ops}
         affected = [name for name, of in boxes.items() if keys & {"", name, of}]
         for name in op.fields or affected:
-            wanted = "field of boxes of the image in whose list it is"
-            _claim(found, op, name, wanted, affected)
+            _claim(found, op, name, "field of boxes of the image in whose list it is", affected)
     return found
 
 

@@ -44,8 +44,7 @@ class GraphPlan(PipelinePlan):
 
 def define_outputs(plan: GraphPlan, encoded: Any) -> tuple[Any, ...]:
     """Return the pipeline's outputs; called inside its definition. encoded: node of the samples."""
-    views = plan.recipe.views
-    kinds = _view_kinds(plan) if views else GraphInputs(plan).kinds
+    kinds = _view_kinds(plan) if plan.recipe.views else GraphInputs(plan).kinds
     inputs = {name: nodes.source(name, *kind) for name, kind in kinds.items()}
     if plan.constant:  # DALI's smallest outputs, with every input in use
         return (encoded.shape(), *inputs.values())

@@ -194,8 +194,7 @@ class RandAugment(Policy):
     def __post_init__(self) -> None:
         Policy.__post_init__(self)
         within = arg.whole_number(0, self.num_magnitude_bins - 1)
-        magnitude = within("RandAugment(magnitude=...)", self.magnitude)
-        object.__setattr__(self, "magnitude", magnitude)
+        object.__setattr__(self, "magnitude", within("RandAugment(magnitude=...)", self.magnitude))
 
     def choose(self, uniform: Uniform, shape: ImageShape) -> list[Choice]:
         """Choose an operation and a sign for each round."""

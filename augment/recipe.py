@@ -430,8 +430,7 @@ def _by_stage(ops: Sequence[Operation], field: str | None) -> dict[Stage, list[t
             stage = last
         same = [each for _, each in stages[stage] if type(each) is type(op)]
         if same and op.is_single:
-            name = type(op).__name__
-            raise RecipeError(f"Two {name} in one recipe ({same[0]}, {op}): keep one.")
+            raise RecipeError(f"Two {type(op).__name__} in one recipe ({same[0]}, {op}): keep one.")
         if final is not None and op.moves_pixels:
             raise RecipeError(
                 f"{op} comes after {final}, which checks the final boxes: put that after all "

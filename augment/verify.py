@@ -246,8 +246,7 @@ def _decode_halves(
 
 def _shapes(encoded: Any) -> list[Any]:
     # RGB even for grey images, as in recipes; ANY_DATA corrupts the heap.
-    pixels = fn.decoders.image(encoded, output_type=types.RGB, adjust_orientation=True)
-    return [pixels.shape()]
+    return [fn.decoders.image(encoded, output_type=types.RGB, adjust_orientation=True).shape()]
 
 
 def _window_shapes(encoded: Any) -> list[Any]:

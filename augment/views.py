@@ -232,8 +232,7 @@ class CompiledViews:
         the CPU."""
         recipe = self._field.recipe
         scaling = (recipe.normalize.mean, recipe.normalize.std) if recipe.normalize else None
-        like = nodes.planes_like(recipe.shape, scaling)
-        given = images, numbers, self._programs, like
+        given = images, numbers, self._programs, nodes.planes_like(recipe.shape, scaling)
         views = nodes.compiled_views(*given, is_bytes=recipe.dtype == "uint8")
         if recipe.dtype == "float16":
             views = fn.cast(views, dtype=nodes.dali_type(recipe.dtype))

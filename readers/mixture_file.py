@@ -167,8 +167,7 @@ class _MixtureFiles:
 
     def mixture(self, path: str) -> Mixture:
         """Return the mixture of a file; see `mix_file`."""
-        values = _read(path)
-        arguments = _checked(values, {"parts": _PARTS, **MIX_KEYS}, file=path, place="")
+        arguments = _checked(_read(path), {"parts": _PARTS, **MIX_KEYS}, file=path, place="")
         parts = arguments.pop("parts", None)
         if not parts:
             _refuse(path, "", "got no parts, wanted the key parts: datasets by name.")

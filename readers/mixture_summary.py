@@ -142,8 +142,7 @@ class MixtureSummary:
 
     def __str__(self) -> str:
         rows = [self.HEADS, *self.rows()]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        first, *others = widths
+        first, *others = [max(map(len, column)) for column in zip(*rows, strict=True)]
         texts = ([each.rjust(n) for each, n in zip(row[1:], others, strict=True)] for row in rows)
         pairs = zip(rows, texts, strict=True)
         return "\n".join("  ".join((row[0].ljust(first), *more)).rstrip() for row, more in pairs)

@@ -410,8 +410,7 @@ def _is_number(values: Mapping[str, Any], name: str) -> bool:
 
 def spread(count: int, most: int) -> list[int]:
     """Return at most `most` indices in [0, count), evenly spread from the first to the last."""
-    places = np.unique(np.linspace(0, count - 1, min(count, most)).round())
-    return list(map(int, places))
+    return list(map(int, np.unique(np.linspace(0, count - 1, min(count, most)).round())))
 
 
 # -- in notebooks
@@ -421,8 +420,7 @@ def sheet_html(sheet: Image.Image, *, alt: str) -> str:
     """Return an HTML image element with the sheet embedded as a JPEG."""
     buffer = io.BytesIO()
     sheet.save(buffer, "JPEG", quality=88)
-    data = base64.b64encode(buffer.getvalue()).decode()
-    source = f"data:image/jpeg;base64,{data}"
+    source = f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
     return f'<img alt="{html.escape(alt)}" style="max-width:100%" src="{source}">'
 
 

@@ -665,8 +665,7 @@ class Source(ABC):
         import torch
 
         rows = self.contents.rows(np.array([self._place(index)], np.int64))
-        fields = fields_to_decode(self.fields, self.schema)
-        content = self.read(rows, fields=fields)
+        content = self.read(rows, fields=fields_to_decode(self.fields, self.schema))
         most = self.contents.max_pixels
         try:
             values = decoded_sample(content, self.schema, self.fields, max_pixels=most)

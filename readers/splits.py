@@ -63,8 +63,7 @@ def by_sample(ids: Ints, shares: list[float], *, seed: int, classes: Ints | None
     _, counts = np.unique(classes, return_counts=True)
     parts = np.empty(len(ids), np.int64)
     numbers = np.array([*range(len(shares) - 1), LEFT_OUT])
-    dealt = np.repeat(np.tile(numbers, len(counts)), _deal(counts, shares).ravel())
-    parts[order] = dealt
+    parts[order] = np.repeat(np.tile(numbers, len(counts)), _deal(counts, shares).ravel())
     return parts
 
 

@@ -109,8 +109,7 @@ class ArrayForm:
         rest = self.rest
         shapes = None if rest is not None else np.zeros((0, len(self.shape)), np.int64)
         nothing = np.empty((0, *(rest or ())), self.dtype)
-        like = RaggedColumn(nothing, np.zeros(1, np.int64), shapes)
-        return RaggedColumn.of(samples, like=like)
+        return RaggedColumn.of(samples, like=RaggedColumn(nothing, np.zeros(1, np.int64), shapes))
 
 
 def unfit_numbers(dtype: np.dtype[Any], found: Numbers) -> Bools:

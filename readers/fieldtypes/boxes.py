@@ -177,8 +177,7 @@ class Boxes(_Points):
         if size is not None:
             sizes = np.broadcast_to(np.asarray(size, np.int32), (len(corners), 2))
             limits = np.ones_like(sizes) if self.is_normalised else sizes[:, ::-1]
-            outside = (corners[:, 2:] < 0) | (corners[:, :2] > limits)
-            far = outside.any(axis=1) & sizes.all(axis=1)
+            far = ((corners[:, 2:] < 0) | (corners[:, :2] > limits)).any(axis=1) & sizes.all(axis=1)
             height, width = sizes[int(far.argmax())].tolist()
             more = f" ({format}), but the image is {width} wide and {height} high"
             yield far, "lies outside its image", more

@@ -419,8 +419,7 @@ class InstanceMasks(FieldType):
         self, values: Numbers, masks: Sequence[Segmentations]
     ) -> DenseColumn | RaggedColumn:
         """Return the column of samples of one height and width, from what they hold end to end."""
-        offsets = offsets_of([len(each) for each in masks])
-        return RaggedColumn(values, offsets)
+        return RaggedColumn(values, offsets_of([len(each) for each in masks]))
 
 
 class _InstanceIds(InstanceMasks):

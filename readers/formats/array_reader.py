@@ -459,8 +459,7 @@ class _PartReader:
         bounds = pairwise([*firsts.tolist(), len(rows)])
         for extent, (low, high) in zip(extents.tolist(), bounds, strict=True):
             if extent == _FILL:
-                fill = np.broadcast_to(np.array(self.part.fill), self._shape)
-                copier.copy(fill, low, high)
+                copier.copy(np.broadcast_to(np.array(self.part.fill), self._shape), low, high)
             else:
                 stored[extent] = low, high
         for extent, chunk in self._chunks(stored, data):

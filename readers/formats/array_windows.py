@@ -454,8 +454,7 @@ class PartRanges:
         if not is_one_range or out.dtype != self._dtype or not out[:1].flags.c_contiguous:
             return False
         flat = out.reshape(len(out), -1).view(np.uint8)
-        slots = [flat[place] for place in places.tolist()]
-        data.read_into(extents, self.bounds(starts)[0], slots)
+        data.read_into(extents, self.bounds(starts)[0], [flat[place] for place in places.tolist()])
         return True
 
     def _covered_bytes(self, axis: int) -> int:

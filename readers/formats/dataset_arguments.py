@@ -152,8 +152,7 @@ def check_sampling(
                 "needs a window of at least as many axes: pass both."
             )
     found = Sampling(sample=windows, stride=strides, dtype=_dtype(dtype), unit=unit)
-    mode = cast("DocumentMode | None", documents)
-    return replace(found, documents=mode, vocabulary=vocabulary)
+    return replace(found, documents=cast("DocumentMode | None", documents), vocabulary=vocabulary)
 
 
 def _windows(what: str, given: WindowArgument | None) -> dict[str, Window]:

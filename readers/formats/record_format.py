@@ -323,8 +323,7 @@ def _table(
             data = [np.frombuffer(each or b"", np.uint8) for part in values for each in part]
             found.values[name] = EncodedColumn(data)
             found.present[name] = np.array([each is not None for part in values for each in part])
-    table = TextTable(source=source, columns=lists, places=names, unit="record")
-    made = fields_of(table, schema)
+    made = fields_of(TextTable(source=source, columns=lists, places=names, unit="record"), schema)
     return replace(
         made,
         types={name: made.types.get(name, schema[name]) for name in parts[0]},

@@ -408,8 +408,7 @@ class Sidecar:
             name: pa.LargeListArray.from_arrays(pa.array([0, len(values)], pa.int64()), values)
             for name, values in arrays.items()
         }
-        about = {"penstock.sidecar": str(VERSION)}
-        batch = pa.record_batch(row).replace_schema_metadata(about)
+        batch = pa.record_batch(row).replace_schema_metadata({"penstock.sidecar": str(VERSION)})
         write_whole(path, lambda temp: write_batch(temp, batch))
         return sidecar_etag(path)
 

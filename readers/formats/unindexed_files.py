@@ -172,8 +172,7 @@ def read_file_parts(origin: Origin, parts: Sequence[Part], *, workers: int) -> l
     if isinstance(origin, RemoteFolder):
         found: list[bytes] = []
         for first in range(0, len(parts), _MAX_REQUESTS):
-            some = origin.read(parts[first : first + _MAX_REQUESTS])
-            found += (data.tobytes() for data in some)
+            found += (data.tobytes() for data in origin.read(parts[first : first + _MAX_REQUESTS]))
         return found
 
     def read(part: Part) -> bytes:

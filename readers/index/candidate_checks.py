@@ -240,8 +240,7 @@ def check_here(
     reading."""
     sizes, schema, decoder = candidates.sizes, candidates.schema, None
     if not candidates.chunked:  # samples in chunks aren't decoded
-        most = candidates.max_pixels
-        decoder = verify_for(schema, verify, workers=workers, max_pixels=most)
+        decoder = verify_for(schema, verify, workers=workers, max_pixels=candidates.max_pixels)
     batches = read_candidate_batches(origin, candidates, shards, workers=workers)
     for positions in shards:
         found: Results = []

@@ -342,8 +342,7 @@ class Sidecars:
                 raise
 
         # The version is the fingerprint, because another index has other sidecars.
-        version = self._manifest.about.fingerprint
-        return place.load(name, parse, size_bytes=None, version=version)
+        return place.load(name, parse, size_bytes=None, version=self._manifest.about.fingerprint)
 
     def _read_local(self, shard: int, place: bytes) -> Sidecar:
         def read() -> Sidecar:

@@ -194,8 +194,7 @@ class PackRun:
         left = [shard for shard in mine if shard.number not in records]
         written: Iterator[tuple[PlannedShard, ShardRecord]]
         if self.executor is None:
-            files = write_shards(source, left, folder.shard, self.rules)
-            written = zip(left, files, strict=True)
+            written = zip(left, write_shards(source, left, folder.shard, self.rules), strict=True)
         else:
             written = write_by_executor(
                 self.executor, left, source=source, folder=folder, rules=self.rules

@@ -251,8 +251,7 @@ def _write_shard(
     facts = None
     if good:
         names, samples = zip(*good, strict=True)
-        is_good = [isinstance(sample, PackSample) for _, sample in found]
-        source = shard.source_ids[is_good]
+        source = shard.source_ids[[isinstance(sample, PackSample) for _, sample in found]]
         content = ShardContent(schema=schema, samples=samples, source=source, names=names)
         facts = write_shard(path, content)
     rejected = [

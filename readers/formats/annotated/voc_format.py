@@ -104,8 +104,7 @@ class VocFiles(AnnotatedFiles):
             names = [row[0].encode() for row in rows if row and row[1:2] != [_ABSENT]]
         source = printable(self._list.name) if self._list else "Annotations"
         known = [name for name in names if name in self._notes]
-        entries = [self._notes[name] for name in known]
-        texts = read_whole(self.place, entries, workers=workers)
+        texts = read_whole(self.place, [self._notes[name] for name in known], workers=workers)
         found = {name: _parsed(text) for name, text in zip(known, texts, strict=True)}
         classes = self.classes_of(self._class_names(found, workers=workers))
         of_boxes = Array("int64", (None,), of=BOXES)

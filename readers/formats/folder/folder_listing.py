@@ -94,8 +94,7 @@ class FolderFiles(SpanListing):
         table = self._table(files, workers=workers)
         if table is not None:
             by_name = {file.name: file for file in files}
-            root = self.origin.folder or b""
-            samples = listed_samples(url, by_name, table, schema, root=root)
+            samples = listed_samples(url, by_name, table, schema, root=self.origin.folder or b"")
         elif arrangement.places:
             samples = paired_samples(url, files, arrangement.places, schema)
         else:

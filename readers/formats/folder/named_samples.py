@@ -234,8 +234,7 @@ def _with_json(
     names = samples.names
     table = object_table(objects, rejected=rejected, source="json", places=names, unit="file")
     given = {name: type for name, type in schema.items() if name not in samples.schema}
-    found = fields_of(table, given, is_lenient=True)
-    samples = samples.with_table(found, of="keys of json files")
+    samples = samples.with_table(fields_of(table, given, is_lenient=True), of="keys of json files")
     return replace(samples, rejected={**samples.rejected, **rejected})
 
 

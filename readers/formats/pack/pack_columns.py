@@ -467,8 +467,7 @@ def _array(form: PackForm, values: Arrays, flat: Numbers, present: Bools | None)
     lengths = [each.size * form.numbers if form.kind == "shaped" else len(each) for each in values]
     offsets = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
     if form.kind == "bytes":
-        buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(flat)]
-        return pa.Array.from_buffers(type, n, buffers)
+        return pa.Array.from_buffers(type, n, [validity, pa.py_buffer(offsets), pa.py_buffer(flat)])
     if form.kind == "ragged":
         child = _rows(type.value_type, int(offsets[-1]), form.numbers, flat, None)
         return _list(type, n, offsets, child, validity)

@@ -189,8 +189,7 @@ def _features_of(schema: Any, file: str) -> Mapping[str, Feature]:
     if text is None:
         return {}
     try:
-        columns = json.loads(text)["info"]["features"]
-        return {name: _feature(each) for name, each in columns.items()}
+        return {name: _feature(each) for name, each in json.loads(text)["info"]["features"].items()}
     except _UNREADABLE as error:
         log.warning("%s: Hugging Face's features in its metadata are ignored: %s", file, error)
         return {}

@@ -169,8 +169,7 @@ def _spans(columns: Sequence[Sequence[Member | None]], archive_of: Ints) -> Span
     starts = np.array([0 if each is None else each.start for each in members], np.int64)
     ends = np.array([0 if each is None else each.end for each in members], np.int64)
     there = np.array([each is not None for each in members], np.bool_)
-    files = np.where(there, archive_of, MISSING)
-    return Spans(files=files, starts=starts, sizes=ends - starts)
+    return Spans(files=np.where(there, archive_of, MISSING), starts=starts, sizes=ends - starts)
 
 
 def _values(

@@ -414,8 +414,7 @@ class TokenFormat(ChunkFormat):
     def files(self, origin: Origin) -> DatasetFiles:
         """List the files of tokens and their .idx files."""
         pairs = find_files(origin)
-        entries = [each for pair in pairs for each in pair if each]
-        return DatasetFiles(entries=entries, found=pairs)
+        return DatasetFiles(entries=[each for pair in pairs for each in pair if each], found=pairs)
 
     def index(self, origin: Origin, files: DatasetFiles, *, workers: int) -> ChunkedDataset:
         """Read headers and .idx files, and return the shards.

@@ -156,8 +156,7 @@ def pack_pieces(lengths: Ints, *, room: int) -> tuple[Ints, Ints]:
     number[np.argsort(first)] = np.arange(len(first))
     bins = number[bins]
     counts = np.bincount(bins, minlength=len(first))
-    bounds = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-    return np.lexsort((hashes, bins)), bounds
+    return np.lexsort((hashes, bins)), np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
 
 
 def first_fit(lengths: Ints, room: int) -> Ints:

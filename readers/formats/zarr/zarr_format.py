@@ -153,8 +153,7 @@ def _stored_chunks(
             is_inside = (chunks < np.array(counts)[:, None]).all(axis=0)
             is_stored = (index[:, 0] >= 0) & is_inside
             found = np.ravel_multi_index(tuple(chunks[:, is_stored]), counts)
-            places = np.full(len(found), place)
-            tables.append(np.vstack([found, places, index[is_stored].T]))
+            tables.append(np.vstack([found, np.full(len(found), place), index[is_stored].T]))
     table = np.concatenate(tables, axis=1)
     return StoredChunks(files, table[:, np.argsort(table[0], kind="stable")])
 
@@ -190,8 +189,7 @@ def _write_notes(fields: bytes, first: int, chunks: Sequence[Ints]) -> bytes:
     fields: encoded. first: the number of its first sample in the dataset. chunks: for each field,
     the numbers of the chunks in its extents, ascending.
     """
-    numbers = [first, *map(len, chunks)]
-    flat = np.concatenate([np.array(numbers, np.int64), *chunks]).astype("<i8")
+    flat = np.concatenate([np.array([first, *map(len, chunks)], np.int64), *chunks]).astype("<i8")
     return len(fields).to_bytes(_LENGTH_BYTES, "little") + fields + flat.tobytes()
 
 

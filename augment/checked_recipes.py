@@ -104,8 +104,7 @@ class FieldRecipes:
             if follower.boxes is not None:
                 column = _kept_rows(name, column, *kept[follower.boxes])
             if follower.type.follows:
-                moved = moves.get(follower.of)
-                column = follower.type.follow(column, moved, size=follower.shape)
+                column = follower.type.follow(column, moves.get(follower.of), size=follower.shape)
             assert isinstance(column, DenseColumn | RaggedColumn), name
             if follower.type.is_boxes and follower.sanitize is not None:
                 assert isinstance(column, RaggedColumn), name

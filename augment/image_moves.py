@@ -166,8 +166,7 @@ class FlipMove(AxisMove):
 
     def source(self, index: Ints, axis: int) -> None:
         if axis == self.axis:
-            mirrored = self.size[axis][:, None] - 1 - index
-            np.copyto(index, mirrored, where=self.on[:, None])
+            np.copyto(index, self.size[axis][:, None] - 1 - index, where=self.on[:, None])
 
     def along(self, places: Floats, axis: int, owner: Ints) -> None:
         if axis == self.axis:

@@ -459,8 +459,7 @@ class RandomRotation(_Warp):
 
     def draw(self, uniform: Uniform, shape: ImageShape) -> Values:
         """Return the matrices from output to input."""
-        degrees = between(self.degrees, uniform(1)[0])
-        return {"matrix": rotation(degrees, shape.height, shape.width)}
+        return {"matrix": rotation(between(self.degrees, uniform(1)[0]), shape.height, shape.width)}
 
 
 @operation

@@ -95,8 +95,7 @@ class BlobBytes(ByteSource):
         """Read bytes, check their blocks, and copy them into their slots."""
         first = np.array(starts, np.int64)
         ends = first + np.array([len(slot) for slot in slots], np.int64)
-        found = self.read_parts(first, ends, np.empty, mode)
-        for slot, data in zip(slots, found, strict=True):
+        for slot, data in zip(slots, self.read_parts(first, ends, np.empty, mode), strict=True):
             slot[:] = data
 
     def read_parts(self, starts: Ints, ends: Ints, room: Room, mode: ReadMode) -> list[Encoded]:

@@ -211,10 +211,9 @@ def common_schema(schemas: Sequence[Schema], *, masks: bool = False) -> Schema:
     """Return the fields that are equal in all schemas, without those that refer to others. masks:
     also the fields that some of the schemas lack."""
     types = {name: type for each in reversed(schemas) for name, type in each.items()}
-    names = dict.fromkeys(name for each in schemas for name in each)
     alike = {
         name: types[name]
-        for name in names
+        for name in dict.fromkeys(name for each in schemas for name in each)
         if all((masks and name not in each) or each.get(name) == types[name] for each in schemas)
     }
     while alone := [n for n, t in alike.items() if (t.reference or n) not in alike]:

@@ -175,8 +175,7 @@ class _MixtureFiles:
             arguments["weights"] = _schedule(arguments["weights"], file=path)
         if "fields" in arguments:
             arguments["fields"] = tuple(arguments["fields"])
-        real = os.path.realpath(path)
-        self.files.append(real)
+        self.files.append(os.path.realpath(path))
         with ExitStack() as opened:
             open = opened.enter_context
             sources = {name: open(self._part(name, part, path)) for name, part in parts.items()}

@@ -275,8 +275,7 @@ def pictures_of(sample: Mapping[str, Any], how: Reading) -> list[Picture]:
     found = []
     caption = _caption(values, how)
     for name, image in images.items():
-        views = image if image.ndim == 4 else [image]
-        for number, view in enumerate(views):
+        for number, view in enumerate(image if image.ndim == 4 else [image]):
             words = [caption]
             if len(images) > 1 or image.ndim == 4:
                 words.append(f"{name} {number}" if image.ndim == 4 else name)

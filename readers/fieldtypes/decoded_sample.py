@@ -55,8 +55,7 @@ def decoded_sample(
         elif present is not None and not present[0]:
             values[name] = None
         elif base != name:
-            image = _decoded(base, content, schema, max_pixels=max_pixels)
-            size = image.shape[1:]
+            size = _decoded(base, content, schema, max_pixels=max_pixels).shape[1:]
             values[name] = np.ones(size, np.bool_) if name.endswith(MASK) else np.array(size)
         else:
             values[name] = _decoded(name, content, schema, max_pixels=max_pixels)

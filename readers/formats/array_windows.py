@@ -267,8 +267,7 @@ def unit_rows(windows: ArrayWindows, grid: ChunkGrid, *, max_bytes: int, itemsiz
         if is_shared or math.prod(lengths) * itemsize <= max_bytes:
             break
         axis += 1
-    most = min(grid.counts[axis], counts[axis])
-    if math.prod(counts[:axis]) * most > MAX_UNITS:
+    if math.prod(counts[:axis]) * min(grid.counts[axis], counts[axis]) > MAX_UNITS:
         raise ValueError(_TOO_SMALL)
     bounds = _first_windows(grid.chunk[axis], windows.stride[axis], grid.counts[axis], counts[axis])
     runs = np.diff(bounds) * (math.prod(counts[axis + 1 :]) * windows.repeat)

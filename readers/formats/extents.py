@@ -167,11 +167,10 @@ class ChunkedShard:
         """Return the shard's contribution to the manifest. Raises DatasetError if its format
         described it wrongly."""
         self._check(fields=len(schema))
-        units = np.array(self.units, "<u4")
         return ShardSummary(
             samples=self.samples,
             size_bytes=self.extents.size_bytes,
-            sums=Sums(samples=self._sum(), columns=crc32c(units)),
+            sums=Sums(samples=self._sum(), columns=crc32c(np.array(self.units, "<u4"))),
             labels=None,
             fields={name: self.fields.get(name, FieldSummary(storage="chunks")) for name in schema},
             files=len(self.files),

@@ -278,8 +278,7 @@ class Sums:
                 columns = crc32c(np.ascontiguousarray(each.shapes, "<i8"), columns)
             if each.values is not None:
                 little = each.values.dtype.newbyteorder("<")
-                flat = np.ascontiguousarray(each.values, little).view(np.uint8)
-                columns = crc32c(flat, columns)
+                columns = crc32c(np.ascontiguousarray(each.values, little).view(np.uint8), columns)
             if each.missing:
                 columns = crc32c(np.ascontiguousarray(each.present).view(np.uint8), columns)
         return cls(samples=samples, columns=columns)

@@ -59,8 +59,7 @@ class Index:
         self.samples, self.fingerprint = self.about.samples, self.about.fingerprint
         self.left_out = self.about.samples_left_out
         self.origin, self.url, self.remote = origin, origin.url, origin.remote
-        own = f"{origin.url}/{OWN_FOLDER.decode()}"
-        self.place = own if sidecars is None else sidecars.shown
+        self.place = f"{origin.url}/{OWN_FOLDER.decode()}" if sidecars is None else sidecars.shown
         self.sizes = manifest.samples
         self.starts: Ints = np.cumsum(self.sizes, dtype=np.int64) - self.sizes
         self.shard_bytes = manifest.shard_bytes if fields is None else manifest.bytes_of(fields)
@@ -220,8 +219,7 @@ class Index:
                 None if manifest.is_of_chunks else int(manifest.files[shard]),
             )
             uri = f"{origin.url}#{printable(name.rpartition(b'/')[2])}"
-        key = self.keys[shard]
-        return BlobSource(key=key, uri=uri, segments=segments, size_bytes=size_bytes)
+        return BlobSource(key=self.keys[shard], uri=uri, segments=segments, size_bytes=size_bytes)
 
     @cached_property
     def keys(self) -> tuple[str, ...]:

@@ -228,12 +228,11 @@ class MixtureStream:
         if number:
             before = used_up.counts(np.array([number - 1]))[0]
         until = begin + int(used_up.ends[number])
-        shares = np.where(left > before, weights.shares, 0)
         return _Stage(
             start=begin + int(before.sum()),
             end=until if end is None else min(until, end),
             counts=counts + before,
-            tree=ShareTree(shares, most=after - before),
+            tree=ShareTree(np.where(left > before, weights.shares, 0), most=after - before),
         )
 
     def _known_at(self, sample: int) -> int:

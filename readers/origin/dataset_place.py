@@ -119,8 +119,7 @@ def parent_url(url: str, *, is_path: bool = False) -> str | None:
         return None
     address = _Address.of(url, is_path=is_path)
     path = address.path.rstrip("/")
-    above = path.rpartition("/")[0]
-    return address.at(above) if path.count("/") >= max(1, address.top) else None
+    return address.at(path.rpartition("/")[0]) if path.count("/") >= max(1, address.top) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,8 +58,7 @@ class FileSelection:
     def key(self) -> str:
         """Return 16 hex digits that identify this selection in its folder."""
         kind = b"like\0" if self.is_listed else b""
-        names = b"\0".join(map(os.fsencode, self.parts))
-        return hashlib.sha256(kind + names).hexdigest()[:16]
+        return hashlib.sha256(kind + b"\0".join(map(os.fsencode, self.parts))).hexdigest()[:16]
 
     @property
     def index_name(self) -> bytes:

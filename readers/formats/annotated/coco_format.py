@@ -249,10 +249,9 @@ class CocoFile:
             ANNOTATION_IDS: [each.get("id", -1) for each in annotations],
         }
         if AREA in types:
-            boxes = values[BOXES]
             values[AREA] = [
                 _number(each, "area") if "area" in each else box[2] * box[3]
-                for each, box in zip(annotations, boxes, strict=True)
+                for each, box in zip(annotations, values[BOXES], strict=True)
             ]
         if MASKS in types:
             shapes = [each.get("segmentation") or None for each in annotations]

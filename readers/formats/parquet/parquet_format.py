@@ -227,10 +227,9 @@ def decode_chunk(
     is_kept = leaves[0].physical == _BYTE_ARRAY and max_bytes > _MAX_EXPANDED_BYTES
     footer = _chunk_footer(leaves, places, rows=rows)
     with arrow_errors("its bytes are damaged, or pyarrow can't read files of their writer"):
-        metadata = pq.ParquetFile(pa.BufferReader(as_file(footer))).metadata
         file = pq.ParquetFile(
             pa.BufferReader(pa.py_buffer(data)),
-            metadata=metadata,
+            metadata=pq.ParquetFile(pa.BufferReader(as_file(footer))).metadata,
             read_dictionary=[".".join(leaf.path) for leaf in leaves] if is_kept else None,
             # Values of a row group may take more than 2 GiB. A dictionary is only kept if no type
             # is requested.

@@ -548,8 +548,7 @@ def _schema(
 ) -> tuple[Schema, str]:
     """Return the fields, and the dtype of delivered tokens, which the user may choose."""
     given = origin.arrangement.schema
-    type = given.get(TOKENS, Tokens())
-    form = type.completed("int64", (None,)).form
+    form = given.get(TOKENS, Tokens()).completed("int64", (None,)).form
     if set(given) - {TOKENS} or form is None or form.dtype.kind not in "iu":
         raise ConfigError(
             f"schema: got {given}, expected only the type of the tokens, which are integers: "

@@ -58,8 +58,7 @@ def check_files(
 
     return {
         name: [
-            check(name, type, each) if isinstance(each, np.ndarray) else each
-            for each in samples[name]
+            check(name, type, one) if isinstance(one, np.ndarray) else one for one in samples[name]
         ]
         for name, type in schema.items()
         if name in samples and not type.is_image

@@ -173,11 +173,7 @@ def _spans(columns: Sequence[Sequence[Member | None]], archive_of: Ints) -> Span
 
 
 def _values(
-    columns: Columns,
-    names: Sequence[bytes],
-    spans: Collection[str],
-    asked: RequestedFields,
-    url: str,
+    cells: Columns, names: Sequence[bytes], spans: Collection[str], asked: RequestedFields, url: str
 ) -> TableFields:
     """Return the fields of labels and json. spans: the fields that lie in members.
 
@@ -186,7 +182,7 @@ def _values(
     """
     contents = {
         field: [None if each is None else each.value for each in column]
-        for field, column in columns.items()
+        for field, column in cells.items()
         if field.is_value
     }
     values: dict[str, Any] = {f.name: c for f, c in contents.items() if f.kind == "class"}

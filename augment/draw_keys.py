@@ -49,10 +49,8 @@ def draw_base(
     if salt.any() if isinstance(salt, np.ndarray) else salt:
         base = splitmix64(base ^ np.asarray(salt, np.uint64))
     if occurrences is not None and occurrences.any():
-        again = splitmix64(
-            splitmix64(base ^ np.uint64(_OCCURRENCE)) ^ occurrences.astype(np.uint64)
-        )
-        base = np.where(occurrences > 0, again, base)
+        more = splitmix64(splitmix64(base ^ np.uint64(_OCCURRENCE)) ^ occurrences.astype(np.uint64))
+        base = np.where(occurrences > 0, more, base)
     return base
 
 

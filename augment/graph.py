@@ -181,9 +181,7 @@ class DaliPipeline(EncodedPipeline):
             return self._constant[:samples]
         if views := self._plan.recipe.views:
             tensors = [from_dlpack(each.as_tensor()) for each in (output, *others)]
-            return ViewTensors(
-                {field.name: each for field, each in zip(views, tensors, strict=True)}
-            )
+            return ViewTensors({field.name: one for field, one in zip(views, tensors, strict=True)})
         if self._plan.recipe.form == "list":
             return ImageList(from_dlpack(output[row]) for row in range(samples))
         return from_dlpack(output.as_tensor())

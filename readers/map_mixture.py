@@ -118,9 +118,7 @@ class MapMixture:
     def _place(self, index: int) -> tuple[int, int]:
         """Return the part of an index, and the index in that part. Raises IndexError."""
         if not 0 <= index < self._ends[-1]:
-            raise IndexError(
-                f"{self!r}: got index {index}, wanted one within [0, {self._ends[-1]})."
-            )
+            raise IndexError(f"{self!r}: got index {index}, wanted one in [0, {self._ends[-1]}).")
         part = int(np.searchsorted(self._ends, index, side="right"))
         return part, int(index) - int(self._ends[part] - self.mixture.sizes[part])
 

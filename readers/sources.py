@@ -226,9 +226,7 @@ class MixtureContents:
         """Return the integer shares of weights that are no schedule. Raises ConfigError."""
         changes = self.scale.changes(weights)
         if len(changes) > 1:
-            raise ConfigError(
-                f"set_weights: got {weights!r:.100}, wanted one weight for each part."
-            )
+            raise ConfigError(f"set_weights: got {weights!r:.100}, wanted a weight for each part.")
         return changes[0].shares
 
     def check_repeats(self, samples: int, stream: MixtureStream) -> None:

@@ -178,9 +178,7 @@ def decode_array(payload: Encoded, codec: str, shape: Sequence[int]) -> Numbers:
     if found is None:
         raise ValueError(f"{codec[:80]!r} isn't a codec of an array")
     if min(shape, default=0) < 0 or math.prod(shape) * found.dtype.itemsize != len(payload):
-        raise ValueError(
-            f"{found.name} of shape {tuple(shape)} doesn't take {len(payload):,} bytes"
-        )
+        raise ValueError(f"{found.name} of shape {tuple(shape)} can't take {len(payload):,} bytes")
     values = payload.view(found.dtype)
     if not found.dtype.isnative:
         values = values.astype(found.dtype.newbyteorder("="))
@@ -242,9 +240,7 @@ def read_npy_header(data: Encoded, *, size_bytes: int | None = None) -> NpyHeade
         return Rejection(f"an .npy file of unknown version {'.'.join(map(str, version))}")
     length, most = int.from_bytes(head[8 : 8 + width], "little"), MAX_HEAD_BYTES - 8 - width
     if length > most:
-        return Rejection(
-            f"{UNSUPPORTED_NPY} a header of {length:,} bytes; at most {most:,} are read"
-        )
+        return Rejection(f"{UNSUPPORTED_NPY} a header of {length:,} bytes; up to {most:,} are read")
     file.seek(npy_format.MAGIC_LEN)
     read = npy_format.read_array_header_1_0 if width == 2 else npy_format.read_array_header_2_0
     try:

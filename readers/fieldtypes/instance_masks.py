@@ -198,9 +198,7 @@ _NONE = Segmentations(np.zeros(0), np.zeros(0, np.uint8), np.zeros((0, 4), np.in
 
 def misfit(own: Size, size: Size) -> str:
     """Return the reason against masks of another size, (height, width), than their image."""
-    shown = " and its image ".join(
-        f"{width} wide and {height} high" for height, width in (own, size)
-    )
+    shown = " and its image ".join(f"{width} wide and {rows} high" for rows, width in (own, size))
     return f"it is {shown}"
 
 

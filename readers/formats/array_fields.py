@@ -148,8 +148,6 @@ def array_schema(
         type = given[name].completed(dtype.name, shape) if name in given else own
         is_own = type.stored is not None and type.stored.shape == shape
         if not is_own or not type.can_hold(dtype, shape):
-            raise ConfigError(
-                f'schema["{name}"]: got {type!r}, and the samples of {url} are {own!r}.'
-            )
+            raise ConfigError(f'schema["{name}"]: got {type!r}, but samples of {url} are {own!r}.')
         types[name] = type
     return Schema(types)

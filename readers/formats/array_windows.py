@@ -309,9 +309,7 @@ def windows_of(
         )
     parts = [*window[: len(shape)], *(None,) * (len(shape) - len(window))]
     steps = [*(stride or ())[: len(shape)], *(None,) * (len(shape) - len(stride or ()))]
-    lengths = tuple(
-        length if part is None else part for part, length in zip(parts, shape, strict=True)
-    )
+    lengths = tuple(full if part is None else part for part, full in zip(parts, shape, strict=True))
     if may_be_short and lengths[0] > shape[0]:
         longest = (max(1, shape[0]), *shape[1:])
         return ArrayWindows(shape=(0, *shape[1:]), window=longest, stride=ones)

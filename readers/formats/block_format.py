@@ -85,9 +85,7 @@ class BlockFormat(ChunkFormat):
         """Describe the blocks of all files. A shard is a part of a large file, or several small
         files."""
         if origin.arrangement.manifest or origin.arrangement.sampling:
-            raise ConfigError(
-                f"{origin.url}: {self.name} files accept neither manifest= nor sample=."
-            )
+            raise ConfigError(f"{origin.url}: {self.name} files take no manifest= and no sample=.")
         read, entries = partial(self._blocks_of, origin), files.entries
         each = list(ordered(read, entries, workers=workers, ahead=workers + 2, name="list"))
         schema = each[0][0]

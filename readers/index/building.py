@@ -183,9 +183,7 @@ class IndexBuilder:
         try:
             same, shared = earlier_facts(candidates, sidecars)
         except DatasetError:
-            log.warning(
-                "%s: parts of the index are damaged; the index is rebuilt", printable(place)
-            )
+            log.warning("%s: parts of the index are damaged; it is rebuilt", printable(place))
             return None
         if self.places.index is not None and not shared:
             raise self._foreign(printable(place), "this is the index of another dataset")

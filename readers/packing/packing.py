@@ -109,9 +109,7 @@ class PackRun:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
-            raise ConfigError(
-                f"rank: got {self.rank} of size {self.size}, wanted 0 <= rank < size."
-            )
+            raise ConfigError(f"rank: got {self.rank} of {self.size}, wanted 0 <= rank < size.")
         if self.executor is not None and self.size > 1:
             raise ConfigError(
                 f"executor: got one together with rank {self.rank} of {self.size}. Either ranks "

@@ -333,7 +333,7 @@ class TestBadInput:
                 job.set_weights(OTHER, step=0)
             with pytest.raises(ConfigError, match="none for"):
                 job.set_weights({"web": 1})
-            with pytest.raises(ConfigError, match="wanted one weight for each part"):
+            with pytest.raises(ConfigError, match="wanted a weight for each part"):
                 job.set_weights({0: WEIGHTS, 5: OTHER})
         with loader(parts["web"]) as plain, pytest.raises(ConfigError, match="is no mixture"):
             plain.set_weights(OTHER)

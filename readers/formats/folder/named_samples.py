@@ -113,12 +113,10 @@ def class_folder_samples(
     ]
     types |= {name: schema.get(name, types[name]) for name in types if name != "label"}
     unread = left_out_sentences("images", [q for q in quarantined if kind_of(q.name) == "image"])
-    made = Candidates.of_files(
-        columns, types, values=values, quarantined=quarantined, unread=unread
-    )
+    new = Candidates.of_files(columns, types, values=values, quarantined=quarantined, unread=unread)
     jsons = companions.get("json", {})
     rows = {row: jsons[own] for row, own in enumerate(stems) if own in jsons}
-    return _with_json(made, rows, read, schema) if rows else made
+    return _with_json(new, rows, read, schema) if rows else new
 
 
 def _may_be(kind: Kind, name: bytes) -> bool:

@@ -347,9 +347,7 @@ class ParquetFile(TableFile):
         self.groups = [_group(n, each, leaves, entry.size_bytes) for n, each in enumerate(groups)]
         rows = [each.get(3, 0) for each in groups]
         if len(rows) > _MAX_GROUPS or sum(rows) != total:
-            raise ValueError(
-                f"its footer says {total:,} rows, and its row groups have {sum(rows):,}"
-            )
+            raise ValueError(f"its footer says {total:,} rows, and row groups have {sum(rows):,}")
         self.rows = np.array(rows, np.int64)
         sizes = [sum(chunk.size for chunk in group) for group in self.groups]
         self.sizes = np.array(sizes, np.int64)
@@ -470,9 +468,7 @@ def _group(
     rows, columns = group.get(3), group.structs(1)
     if type(rows) is not int or not 0 <= rows <= MAX_SHARD_SAMPLES:
         claim = f"{rows:,} rows" if type(rows) is int else "no number of rows"
-        raise ValueError(
-            f"its row group {place} claims {claim}, wanted at most {MAX_SHARD_SAMPLES:,}"
-        )
+        raise ValueError(f"its row group {place} has {claim}, wanted at most {MAX_SHARD_SAMPLES:,}")
     if len(columns) != len(leaves):
         raise ValueError(
             f"its row group {place} has {len(columns)} columns, and its schema {len(leaves)}"

@@ -83,9 +83,7 @@ class TarFormat(FilesFormat):
 
     def has_default_names(self, origin: Origin) -> bool:
         """Return True if the places of fields are names that members have by default."""
-        return all(
-            place and place in FIELDS_BY_KIND.values() for _, place in origin.arrangement.places
-        )
+        return all(at and at in FIELDS_BY_KIND.values() for _, at in origin.arrangement.places)
 
 
 FORMAT = TarFormat()

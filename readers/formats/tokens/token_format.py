@@ -139,9 +139,7 @@ def read_idx(origin: Origin, entry: Entry, data: Entry) -> TokenFile:
                 f"{data.size_bytes:,} bytes"
             )
         for first in np.flatnonzero(modes)[:1]:
-            raise ValueError(
-                f"sequence {first:,} has mode {modes[first]}, and only text (0) is read"
-            )
+            raise ValueError(f"sequence {first:,} has mode {modes[first]}; only text (0) is read")
         if borders and (numbers[0] or (np.diff(numbers) < 0).any() or numbers[-1] != sequences):
             raise ValueError(
                 "the borders of its documents don't ascend from 0 to the number of sequences: they "
@@ -269,9 +267,7 @@ class TokenReader(ChunkReader):
             self._below = None  # all numbers of the dtype are ids
         self._sequences = ShardSequences(notes, count)
         if self._sequences.count != shard.samples:
-            raise ValueError(
-                f"it has {shard.samples:,} sequences, expected {self._sequences.count:,}"
-            )
+            raise ValueError(f"it has {shard.samples:,} sequences, not {self._sequences.count:,}")
 
     def needs(self, rows: Ints, fields: Sequence[str], crops: Crops) -> list[int]:
         """Return the shard's only extent."""

@@ -243,9 +243,7 @@ class Sharding:
         first, count = pairs[is_stored].T
         limit = np.uint64(file_bytes)
         if bool(np.any((first > limit) | (count > limit - np.minimum(first, limit)))):
-            raise ValueError(
-                f"the index of a shard points outside of its file of {file_bytes:,} bytes"
-            )
+            raise ValueError(f"a shard's index points outside of its file of {file_bytes:,} bytes")
         found = np.full(pairs.shape, MISSING, np.int64)
         found[is_stored] = pairs[is_stored]
         spans = np.append(found[found[:, 1] > 0], [[begin, end - begin]], axis=0)
@@ -451,9 +449,7 @@ def _translated(node: Node) -> Document:
     codecs.append({"name": "bytes", "configuration": {"endian": "big" if is_big else "little"}})
     for codec in [*filters, *([] if compressor is None else [compressor])]:
         if not isinstance(codec, dict) or not isinstance(codec.get("id"), str):
-            raise ValueError(
-                f'one of its codecs is {_short(codec)}, expected an object with an "id"'
-            )
+            raise ValueError(f'one of its codecs is {_short(codec)}, wanted an object with an "id"')
         options: dict[str, Any] = {"elementsize": 4} if codec["id"] == "shuffle" else {}
         options |= {key: value for key, value in codec.items() if key != "id"}
         codecs.append({"name": NUMCODECS + codec["id"], "configuration": options})

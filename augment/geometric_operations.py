@@ -451,9 +451,7 @@ def _equal_padding(value: Any) -> int:
     return padding
 
 
-_PADDING = arg.expect(
-    _equal_padding, "a whole number from 0 on, one number of pixels for all four sides"
-)
+_PADDING = arg.expect(_equal_padding, "a whole number from 0 on, the same for all four sides")
 
 
 @operation
@@ -592,9 +590,7 @@ def _overlaps(value: Any) -> tuple[float, ...]:
     return found
 
 
-_OVERLAPS = arg.expect(
-    _overlaps, "least overlaps, numbers from 0 on; from 1 on the image stays as it is"
-)
+_OVERLAPS = arg.expect(_overlaps, "least overlaps, numbers from 0 on; 1 or more keeps the image")
 
 
 @operation

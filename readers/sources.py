@@ -585,9 +585,7 @@ class Source(ABC):
             places = places[order]
             if (twice := places[1:][np.diff(places) == 0]).size:
                 (sample,) = self.ids(self.contents.rows(twice[:1])).tolist()
-                raise ConfigError(
-                    f"subset: got sample {sample} twice, wanted each once: a subset is a set."
-                )
+                raise ConfigError(f"subset: got sample {sample} twice, wanted each once.")
         if not len(places):
             raise ConfigError(f"subset: got no samples of {self.url}, wanted at least one.")
         found = Selection.of(self, places.astype(np.int64, copy=False))

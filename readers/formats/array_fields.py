@@ -127,9 +127,7 @@ def array_schema(
     DatasetNotFoundError if there are no samples.
     """
     if not samples:
-        raise DatasetNotFoundError(
-            f"{what} has no samples. They run along the first axis of its arrays."
-        )
+        raise DatasetNotFoundError(f"{what} has no samples: its arrays' first axis is empty.")
     if samples > MAX_SAMPLES:
         raise DatasetError(
             f"{what} has {samples:,} samples, expected at most {MAX_SAMPLES:,}. Use longer strides "

@@ -276,7 +276,7 @@ def _check(records: Records, entry: Entry, schema: Schema) -> None:
         is_inside = (starts >= 0) & (starts <= entry.size_bytes) & (sizes >= 0)
         if not ((is_inside & (sizes <= entry.size_bytes - starts)) | (starts == MISSING)).all():
             raise ValueError(
-                f"spans of {name!r} lie outside of the file; the file or its index is truncated"
+                f"spans of {name!r} lie outside the file: it or its index is truncated"
             )
 
 

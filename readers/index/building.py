@@ -276,16 +276,14 @@ class IndexBuilder:
             unread = [each[[p not in facts for p in each.tolist()]] for each in shards]
             reporter.done(len(facts), 0)
         if (check_by_workers := self.options.check_by_workers) is None:
-            checked = self._check(candidates, unread, reporter=reporter)
+            found = self._check(candidates, unread, reporter=reporter)
         else:
             key = f"{snapshot.fingerprint}{self.origin.variant}"
-            checked = check_by_workers(
-                candidates, unread, key=key, folder=folder, reporter=reporter
-            )
+            found = check_by_workers(candidates, unread, key=key, folder=folder, reporter=reporter)
 
         def parts() -> Iterator[_Part]:
             """Yield the sidecar and the facts of each shard that has a good sample."""
-            for positions, read in zip(shards, checked, strict=True):
+            for positions, read in zip(shards, found, strict=True):
                 rest = iter(read)
                 results = [facts[p] if p in facts else next(rest) for p in positions.tolist()]
                 for position, result in zip(positions.tolist(), results, strict=True):

@@ -131,9 +131,7 @@ class Transcode:
         fields = image_fields(schema, schema)
         wrong = [name for name in self.images or () if name not in fields]
         if wrong:
-            raise ConfigError(
-                f"image: got {wrong[0]!r}, wanted some of the image fields {list(fields)}."
-            )
+            raise ConfigError(f"image: got {wrong[0]!r}, wanted some of the images {list(fields)}.")
         return fields if self.images is None else tuple(self.images)
 
     def _image(self, sample: Encoded, facts: Facts) -> tuple[Encoded, Facts]:

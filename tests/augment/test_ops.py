@@ -232,7 +232,7 @@ def test_arguments_are_torchvisions_in_its_order(operation: type) -> None:
         (lambda: ANY.RandomCrop(np.float32(32)), "wanted a whole number of 1 or more"),
         (lambda: ANY.Resize(256, "nearest"), "Resize(interpolation=...): got 'nearest'"),
         (lambda: ANY.Resize(256, max_size=200), "at least as many pixels for the long side"),
-        (lambda: ANY.RandomCrop(32, (4, 8)), "one number of pixels for all four sides"),
+        (lambda: ANY.RandomCrop(32, (4, 8)), "the same for all four sides"),
         (lambda: ANY.RandomCrop(32, padding_mode="reflect"), 'wanted one of "constant"'),
         (lambda: ANY.RandomCrop(32, padding=-1), "wanted a whole number from 0"),
         (lambda: ANY.RandomHorizontalFlip(2), "wanted a probability from 0 to 1"),

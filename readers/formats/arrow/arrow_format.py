@@ -217,9 +217,7 @@ class ArrowFile(TableFile):
         for batch, every in zip(self._batches, self._arrays, strict=True):
             arrays = [every[number] for number in chosen]
             if arrays[0].shape[0] != batch.rows:
-                raise ValueError(
-                    f'its column "{column.name}" has another number of rows than its batch'
-                )
+                raise ValueError(f'its column "{column.name}" and its batch differ in rows')
             chunk = _stored_chunk(text, arrays, batch.codec, depth)
             if pa.types.is_run_end_encoded(inside):  # its nulls are counted by run, not by row
                 chunk.lacking = min(batch.rows, chunk.lacking + arrays[depth + 1].shape[1])

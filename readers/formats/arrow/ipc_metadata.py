@@ -182,13 +182,11 @@ def _stream(origin: Origin, entry: Entry) -> Iterator[Message]:
     """Yield the messages of a stream, with one or two requests each."""
     at, left = 0, entry.size_bytes
     while left:
-        (head,) = read_file_parts(
-            origin, [(entry, at, at + min(_HEAD_READ_BYTES, left))], workers=1
-        )
+        end = at + min(_HEAD_READ_BYTES, left)
+        (head,) = read_file_parts(origin, [(entry, at, end)], workers=1)
         if len(head) < 8 or head[:4] != CONTINUES:
             raise ValueError(
-                f"its bytes at {at:,} are no message of an Arrow stream: it is truncated, or no "
-                "stream"
+                f"its bytes at {at:,} are no message of an Arrow stream: it is truncated or none"
             )
         size = 8 + int.from_bytes(head[4:8], "little", signed=True)
         if size == 8:  # the stream's end
@@ -199,8 +197,6 @@ def _stream(origin: Origin, entry: Entry) -> Iterator[Message]:
             (head,) = read_file_parts(origin, [(entry, at, at + size)], workers=1)
         body = FlatTable(head[8:size]).number(3)
         if not 0 <= body <= left - size:
-            raise ValueError(
-                f"its message at byte {at:,} has {body:,} bytes, more than are left in the file"
-            )
+            raise ValueError(f"its message at byte {at:,} has {body:,} bytes, and the file fewer")
         yield at, head[:size], body
         at, left = at + size + body, left - size - body

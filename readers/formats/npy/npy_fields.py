@@ -221,9 +221,7 @@ def _contents(member: ZipInfo, end: int, data: bytes) -> tuple[int, bytes]:
     start = member.header_offset + begin
     is_there = magic == b"PK\3\4" and start + member.compress_size <= end
     if not is_there or data[_LOCAL.size : _LOCAL.size + name_bytes] != name:
-        raise ValueError(
-            f"{member.filename!r} has no header of this name where the directory expects it"
-        )
+        raise ValueError(f"{member.filename!r} has no header of its name where the directory says")
     head = data[begin : begin + member.compress_size]
     if member.compress_type == ZIP_DEFLATED:
         head = zlib.decompressobj(-15).decompress(head, MAX_HEAD_BYTES)

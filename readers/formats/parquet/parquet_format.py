@@ -543,9 +543,7 @@ class ParquetFormat(TableFormat):
         if magic == ENCRYPTED:
             raise ValueError(_IS_ENCRYPTED)
         if len(tail) < TAIL_BYTES or magic != MAGIC or size_bytes < len(MAGIC) + TAIL_BYTES:
-            raise ValueError(
-                "its last bytes aren't Parquet's: it is truncated, or isn't a Parquet file"
-            )
+            raise ValueError("its last bytes aren't Parquet's: it is truncated, or no Parquet file")
         found = int.from_bytes(tail[-8:-4], "little")
         if found > size_bytes - TAIL_BYTES - len(MAGIC):
             raise ValueError(

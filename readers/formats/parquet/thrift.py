@@ -55,9 +55,7 @@ class ThriftReader:
         """Read a struct and everything inside it."""
         self._structs_left -= 1
         if depth > _MAX_DEPTH or self._structs_left < 0:
-            raise ValueError(
-                f"its structs nest deeper than {_MAX_DEPTH}, or are more than its bytes can hold"
-            )
+            raise ValueError(f"its structs nest deeper than {_MAX_DEPTH}, or are too many for it")
         found, data, number = Struct(), self._data, 0
         found.start = self.at
         try:

@@ -45,9 +45,7 @@ FILES_BY_PATHS = (
     "list them in a CSV or JSONL table and give the folder that the paths are relative to: "
     'Dataset(folder, manifest="list.csv") (docs/howto/class-folders.md)'
 )
-PATHS_ALONE = (
-    f"it holds paths of files without their bytes: write the bytes into it, or {FILES_BY_PATHS}"
-)
+PATHS_ALONE = f"it holds paths of files without bytes: write these into it, or {FILES_BY_PATHS}"
 """The reason why a struct of bytes and path is refused if no row has bytes."""
 
 # Arrow types.

@@ -551,9 +551,7 @@ def _schema(
             f'{{"{TOKENS}": Tokens("int32")}}.'
         )
     if origin.arrangement.places or origin.arrangement.manifest is not None:
-        raise ConfigError(
-            f"{origin.url}: a dataset of tokens takes neither manifest= nor paths in fields=."
-        )
+        raise ConfigError(f"{origin.url}: tokens take no manifest= and no paths in fields=.")
     dtype = form.dtype.name
     if documents == "within":
         number = Value("int64")

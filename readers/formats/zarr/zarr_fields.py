@@ -121,9 +121,7 @@ class Hierarchy:
         """
         for path in paths:
             if not is_path(path.strip("/")):
-                raise ConfigError(
-                    f"fields: got {path!r}, expected the path of an array below {self._url}."
-                )
+                raise ConfigError(f"fields: got {path!r}, wanted an array's path in {self._url}.")
         root, plain = self._root(), dict.fromkeys(path.strip("/") for path in paths)
         consolidated = self._consolidated(root)
         if consolidated is not None:

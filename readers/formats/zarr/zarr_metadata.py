@@ -533,9 +533,7 @@ def _lengths(what: str, value: object, *, axes: int | None = None) -> tuple[int,
         or not all(type(length) is int and 0 <= length < MAX_ARRAY_BYTES for length in value)
     ):
         count = f"at most {_MAX_DIMENSIONS}" if axes is None else f"{axes}, one for each axis"
-        raise ValueError(
-            f"its {what} is {_short(value)}, expected a list of lengths below 2^62: {count}"
-        )
+        raise ValueError(f"its {what} is {_short(value)}, wanted lengths below 2^62: {count}")
     return tuple(value)
 
 

@@ -510,7 +510,7 @@ def test_paths_instead_of_bytes_are_named(tmp_path: Path, kind: str, statistics:
     both = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     structs = pa.array([{"bytes": None, "path": f"{n}.jpg"} for n in range(5)], both)
     root = written(tmp_path / "structs", kind, {"image": structs}, **options)
-    with pytest.raises(DatasetError, match=r"paths of files without their bytes.*manifest="):
+    with pytest.raises(DatasetError, match=r"paths of files without bytes.*manifest="):
         Dataset(root).open()
     texts = [f"images/{n}.jpg" for n in range(5)]
     root = written(tmp_path / "texts", kind, {"image": texts, "caption": texts}, **options)

@@ -215,7 +215,7 @@ def _classes(data: Encoded, codec: str, *, max_pixels: int) -> Numbers:
             too_large = pixel_refusal(*image.size, max_pixels=max_pixels)
             found = too_large or _image_classes(image, data, codec)
     except Exception as error:  # each layer of Pillow raises its own kinds
-        raise ValueError(f"a mask that is truncated or damaged ({failure(error)})") from error
+        raise ValueError(f"truncated or damaged: it doesn't decode ({failure(error)})") from error
     return narrow(accepted(found))
 
 

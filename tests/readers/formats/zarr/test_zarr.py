@@ -147,7 +147,7 @@ def test_nested_groups_and_names_by_path(
         assert set(dataset.fields) == {"x", "deep.y"}
     with pytest.raises(ConfigError, match=r"has no such array.*'a/deep/y', 'a/x', 'z'"):
         Dataset(root, fields={"image": "a/nothing"}).open()
-    with pytest.raises(ConfigError, match="path of an array"):
+    with pytest.raises(ConfigError, match="an array's path"):
         Dataset(root, fields={"image": "../set.zarr/z"}).open()
 
 

@@ -355,7 +355,9 @@ class Naming:
                 )
             after = {step.get(name, name): stored for name, stored in own.items()}
             if len(after) < len(own):
-                raise ConfigError(f"fields: {dict(step)} names two of {url} alike: rename both.")
+                raise ConfigError(
+                    f"fields: {dict(step)} gives two fields of {url} one name: rename both."
+                )
             own = after
         by_stored = {stored: new for new, stored in own.items() if new != stored}
         schema = Schema({by_stored.get(n, n): t.renamed(by_stored) for n, t in schema.items()})

@@ -36,7 +36,7 @@ class LocalPlace:
         """Return the files, which are opened when they are read."""
         from penstock.readers.loose_files import LooseFiles
 
-        return LooseFiles(self._root, files, None)
+        return LooseFiles(self._root, files.names, files.sizes, None)
 
     def parts(self, sidecar: Sidecar, fields: Sequence[str]) -> Parts:
         """Return the files, which have all extents."""
@@ -45,7 +45,8 @@ class LocalPlace:
         files, extents = sidecar.files, sidecar.extents
         assert extents is not None
         begins = files.starts[extents.files] + extents.starts
-        return LooseFiles(self._root, files, (begins, begins + extents.sizes)), begins, None
+        used = begins, begins + extents.sizes
+        return LooseFiles(self._root, files.names, files.sizes, used), begins, None
 
 
 class MappedFile(ByteSource):

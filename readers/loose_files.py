@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from penstock.cache.base import ReadMode
     from penstock.readers.byte_source import Room, SourceSpans, Unread
-    from penstock.readers.formats import ShardFiles
     from penstock.readers.types import Encoded, Ints
 
 # A process may have 65,530 maps, and a dataset has 1,024 open shards. If a shard has many small
@@ -39,13 +38,15 @@ class LooseFiles(ByteSource):
 
     is_mapped = False
 
-    def __init__(self, root: bytes, files: ShardFiles, used: tuple[Ints, Ints] | None) -> None:
+    def __init__(
+        self, root: bytes, names: Sequence[bytes], sizes: Ints, used: tuple[Ints, Ints] | None
+    ) -> None:
         """used: bytes [start, end) outside of which files aren't mapped; links that lead out of
         root are refused then."""
         self._folder, self._root = os.path.join(root, b""), root
-        self._names = names = files.names
+        self._names = names
         self.shown = printable(self._folder + names[0]) if len(names) == 1 else printable(root)
-        self._bounds = offsets_of(files.sizes)
+        self._bounds = offsets_of(sizes)
         # Indexing a memoryview returns plain integers, and takes 8 bytes for each.
         self._starts = memoryview(self._bounds)  # type: ignore[arg-type]
         self.size_bytes = self._starts[-1]

@@ -58,17 +58,19 @@ test: $(READY)
 	$(MAKE) --no-print-directory -j 2 check suite
 
 suite: $(READY)
-	# Six on two cores: tests wait for processes, servers and disks a third of their time. The mark is
-	# how processes that tests leave behind are found.
-	PENSTOCK_TEST_RUN=$$(cat /proc/sys/kernel/random/uuid) $(BIN)/pytest -q --workers 6 --durations=10
+	# Compile modules and numba's kernels once, instead of in each worker.
+	$(BIN)/python -c 'import penstock.augment.view_kernels, penstock.readers.fieldtypes.mask_kernels, penstock.readers.fieldtypes.mask_warps'
+	$(BIN)/pytest -q --collect-only >/dev/null || true
+	# Four on two cores: tests wait for processes, servers and disks a third of their time.
+	$(BIN)/pytest -q -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 --durations=10
 
 # What another Python could break: the pure parts, every container, the loader itself, the install.
 quick: $(READY)
-	$(BIN)/pytest -q --workers 2 tests/pipeline/plan tests/readers tests/augment \
+	$(BIN)/pytest -q -n 2 --dist loadfile --max-worker-restart=0 tests/pipeline/plan tests/readers tests/augment \
 		tests/pipeline/torch_data tests/pipeline/test_loader.py tests/test_layers.py tests/test_install.py
 
 verify: $(READY) trainers guides
-	$(BIN)/pytest -q --workers 1 --hypothesis-profile long -m "not gpu and not trainers"
+	$(BIN)/pytest -q -n 1 --max-worker-restart=0 --hypothesis-profile long -m "not gpu and not trainers"
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.resume
 

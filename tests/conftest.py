@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-pytest_plugins = ["tests.watchdog", "tests.workers"]
+pytest_plugins = ["tests.watchdog"]
 
 settings.load_profile("short")  # `--hypothesis-profile long` replaces it
 

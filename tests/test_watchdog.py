@@ -58,10 +58,9 @@ def test_a_deadlock_ends_the_run_with_a_traceback(where: str, tmp_path: Path) ->
 
 def test_a_worker_that_hangs_ends_the_run_with_its_child(tmp_path: Path) -> None:
     child = "import subprocess\ndef test_it():\n    subprocess.Popen(['sleep', '600'])"
-    done = run(tmp_path, f"{child}\n    {FOR_EVER}", "-p", "tests.workers", "--workers", "1")
+    done = run(tmp_path, f"{child}\n    {FOR_EVER}", "-n", "2", "--max-worker-restart=0")
     assert done.returncode != 0
     assert "Timeout (0:00:01)!" in done.stderr
-    assert "ended with 1 in" in done.stdout
     assert "test_it" in done.stdout
     assert "sleep 600" in done.stderr
 
@@ -111,3 +110,11 @@ def test_a_process_that_is_about_to_end_is_waited_for() -> None:
         assert not list(left_behind("brief", grace_s=30.0))
     finally:
         child.wait(30)
+
+
+def test_the_command_of_make_test_restarts_no_worker() -> None:
+    """Else every test that hangs would take its minute."""
+    lines = (ROOT / "Makefile").read_text().splitlines()
+    runs = [line for line in lines if "pytest" in line and " -n " in line]
+    assert runs
+    assert all("--max-worker-restart=0" in line for line in runs)

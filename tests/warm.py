@@ -27,62 +27,40 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 _lock = threading.Lock()
-_link: socket.socket | None = None
-_parent: int | None = None  # of the process that started it
-
-
-def start(links: int) -> list[socket.socket]:
-    """Start the process that the others are forked from. Returns its connections, each for one
-    process to `adopt`."""
-    global _parent
-    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(links)]
-    for _, theirs in pairs:
-        theirs.set_inheritable(True)
-    file = str(ROOT / "tests" / "warm_parent.py")
-    # A Ctrl-C at a terminal is for who runs the tests: this one ends with its connections.
-    _parent = os.posix_spawn(
-        sys.executable,
-        [sys.executable, file, *(str(theirs.fileno()) for _, theirs in pairs)],
-        {**os.environ, "PYTHONPATH": str(ROOT)},
-        file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)],
-        setsid=True,
-    )
-    for _, theirs in pairs:
-        theirs.close()
-    return [mine for mine, _ in pairs]
-
-
-def adopt(links: Sequence[socket.socket], number: int | None) -> None:
-    """Keep one of the connections in this process, and close the others."""
-    global _link, _parent
-    for each, link in enumerate(links):
-        if each == number:
-            _link, _parent = link, None  # it is the child of the process that started it
-        else:
-            link.close()
+_parent: tuple[subprocess.Popen[bytes], socket.socket] | None = None
 
 
 def _ask(report: dict[str, Any], fds: list[int]) -> int:
     """Return the process id of a new child."""
-    global _link
+    global _parent
     with _lock:
-        if _link is None:
-            (_link,) = start(1)
-        socket.send_fds(_link, [json.dumps(report).encode()], fds)
-        return int(_link.recv(64))
+        if _parent is None:
+            mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            command = [sys.executable, str(ROOT / "tests" / "warm_parent.py")]
+            # A Ctrl-C at a terminal is for who runs the tests: this one ends with its link.
+            process = subprocess.Popen(
+                [*command, str(theirs.fileno())],
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            theirs.close()
+            _parent = (process, mine)
+        link = _parent[1]
+        socket.send_fds(link, [json.dumps(report).encode()], fds)
+        return int(link.recv(64))
 
 
 def close() -> None:
-    """Close the connection. The process that the others are forked from ends with the last one;
-    wait for that where it was started."""
-    global _link, _parent
+    """End the process that the others are forked from."""
+    global _parent
     with _lock:
-        if _link is not None:
-            _link.close()
-            _link = None
         if _parent is not None:
-            os.waitpid(_parent, 0)
+            process, link = _parent
             _parent = None
+            link.close()
+            process.wait(PATIENCE_S)
 
 
 class Warm:

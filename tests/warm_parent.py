@@ -40,16 +40,14 @@ if __name__ == "__main__":
         dali_nodes.is_compiled()  # loads numba and the kernels
 
 
-def serve(links: dict[int, socket.socket]) -> dict[str, Any]:
-    """Fork a child for each message until all connections are closed. Returns in each child.
-    links: by their file descriptors."""
+def serve(link: socket.socket) -> dict[str, Any]:
+    """Fork a child for each message until the connection closes. Returns in each child."""
     running: dict[int, tuple[int, int]] = {}
     poll = select.poll()
-    for fd in links:
-        poll.register(fd, select.POLLIN)
+    poll.register(link, select.POLLIN)
     while True:
         for fd, _ in poll.poll():
-            if fd not in links:
+            if fd != link.fileno():
                 poll.unregister(fd)
                 os.close(fd)
                 pid, status = running.pop(fd)
@@ -58,21 +56,15 @@ def serve(links: dict[int, socket.socket]) -> dict[str, Any]:
                     os.write(status, str(code).encode())
                 os.close(status)
                 continue
-            link = links[fd]
             message, fds, _, _ = socket.recv_fds(link, 2**20, 4)
             if not message:
-                poll.unregister(fd)
-                links.pop(fd).close()
-                if not links:
-                    os._exit(0)
-                continue
+                os._exit(0)
             pid = os.fork()
             if not pid:
                 for handle, (_, status) in running.items():
                     os.close(handle)
                     os.close(status)
-                for each in links.values():
-                    each.close()
+                link.close()
                 return become(json.loads(message), fds)
             for one in fds[:3]:
                 os.close(one)
@@ -108,7 +100,7 @@ if __name__ == "__main__":
     # would copy all of it.
     gc.collect()
     gc.freeze()
-    _told = serve({int(fd): socket.socket(fileno=int(fd)) for fd in sys.argv[1:]})
+    _told = serve(socket.socket(fileno=int(sys.argv[1])))
     if _told["module"] is not None:
         import runpy
 

@@ -5,11 +5,10 @@ without computing. Steps are: importing a test module, a fixture, a test, its te
 process. After it, the stacks of all threads are written and the process ends, even if a thread
 holds the GIL. Computing is CPU time of this process and its children: a test that other programs
 slow down continues, one that waits for ever ends, and one that computes for ever ends after ten
-times as long. With tests/workers.py this ends the worker, and so the run.
+times as long. Under xdist this ends the worker, and with --max-worker-restart=0 the run.
 
-Every process that a run starts has a mark in its environment. Processes that have it after the run
-are listed and killed, and the run fails. A process that forks without exec has the mark only where
-pytest was started with it.
+Every process of a run has a mark in its environment. Processes that have it after the run are
+listed and killed, and the run fails.
 """
 
 from __future__ import annotations
@@ -57,13 +56,9 @@ class Watchdog:
         self._stderr = os.dup(2)
         self._lock = threading.Lock()
         self._began_s: float | None = None
-        self._start()
-
-    def _start(self) -> None:
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, name=NAME, daemon=True)
-        if self._step_s:
-            self._thread.start()
+        if step_s:
+            threading.Thread(target=self._look, name=NAME, daemon=True).start()
 
     def step(self) -> None:
         """Start a step."""
@@ -81,18 +76,6 @@ class Watchdog:
         """Start the last step, which ends with the process."""
         self._over.set()
         self.step()
-
-    def pause(self) -> None:
-        """End the thread between two steps: a fork copies no threads, and none is to hold a lock
-        meanwhile. A later step without it may not compute longer than it may idle."""
-        self.rest()
-        self._over.set()
-        if self._step_s:
-            self._thread.join()
-
-    def revive(self) -> None:
-        """Start the thread again, after a fork."""
-        self._start()
 
     def say(self, report: str) -> None:
         """Write a message to where tracebacks are written."""
@@ -117,16 +100,6 @@ class Watchdog:
                     continue
                 if time.monotonic() - self._began_s < _MOST_STEPS * self._step_s:
                     self._wind()
-
-
-def pause(config: pytest.Config) -> None:
-    """End the watchdog's thread before this process is forked."""
-    config.stash[_DOG].pause()
-
-
-def revive(config: pytest.Config) -> None:
-    """Start the watchdog's thread again in a forked process."""
-    config.stash[_DOG].revive()
 
 
 def _others_cpu_s() -> float:
@@ -187,7 +160,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if hasattr(session.config, "workerinput"):  # the parent looks, when all workers have ended
+    if hasattr(session.config, "workerinput"):  # the controller looks, when all workers are gone
         return
     grace_s = min(_GRACE_S, float(session.config.getini("step_timeout")))
     left = dict(left_behind(session.config.stash[_RUN], grace_s=grace_s))

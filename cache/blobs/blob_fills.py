@@ -273,11 +273,18 @@ class BlockSums:
 class PieceRequests:
     """The construction of requests for the pieces of fills.
 
-    range_bytes: the most bytes of one request. meter: counts the bytes that are stored.
+    range_bytes: the most bytes of one request. meter: counts the bytes that are stored. reindex:
+    returns `Fetcher.reindex`, for errors.
     """
 
-    def __init__(self, *, range_bytes: int, meter: TrafficMeter) -> None:
-        self.range_bytes, self._meter = range_bytes, meter
+    def __init__(
+        self,
+        *,
+        range_bytes: int,
+        meter: TrafficMeter,
+        reindex: Callable[[], str] = lambda: "penstock index",
+    ) -> None:
+        self.range_bytes, self._meter, self._reindex = range_bytes, meter, reindex
 
     def split(self, fill: Fill, missing: list[PieceSpan]) -> Iterator[PieceSpan]:
         """Cut spans into spans that are fetched together."""
@@ -334,7 +341,7 @@ class PieceRequests:
             check_stop()
             is_same = not is_of_one_object or fill.agree(answer.version)
             if not is_same or answer.object_bytes != wanted.segment.whole_bytes:
-                raise object_changed(source, wanted.segment)
+                raise object_changed(source, wanted.segment, reindex=self._reindex())
             if answer.passed_bytes:
                 fill.mark(span)
             else:
@@ -374,7 +381,9 @@ class BlobFills:
 
     def __init__(self, upstream: Upstream, cache: DatasetCache) -> None:
         self._upstream, self.cache, self._meter = upstream, cache, upstream.meter
-        self._pieces = PieceRequests(range_bytes=upstream.range_bytes, meter=upstream.meter)
+        self._pieces = PieceRequests(
+            range_bytes=upstream.range_bytes, meter=upstream.meter, reindex=lambda: upstream.reindex
+        )
         self.widening = 1
 
     def open(self, source: BlobSource) -> CachedBlob | None:

@@ -117,7 +117,7 @@ class PassingBlob:
             is_same = not version or version == self._version
         if not is_same or answer.object_bytes != wanted.segment.whole_bytes:
             self._version = None
-            raise object_changed(self.source, wanted.segment)
+            raise object_changed(self.source, wanted.segment, reindex=self._upstream.reindex)
         self._upstream.meter.add(bytes_passed=len(memoryview(answer.data)))
         return answer.data
 

@@ -90,14 +90,15 @@ class FillFailures:
         return None
 
 
-def object_changed(source: BlobSource, segment: Segment) -> ObjectChangedError:
-    """Return the error for a blob whose object isn't the indexed one. segment: of that object."""
+def object_changed(source: BlobSource, segment: Segment, *, reindex: str) -> ObjectChangedError:
+    """Return the error for a blob whose object isn't the indexed one. segment: of that object.
+    reindex: see `Fetcher.reindex`."""
     is_blob = segment.object_bytes is None and len(source.segments) == 1
     shown = source.uri if is_blob else f"{source.uri} ({segment.path})"
     return ObjectChangedError(
         f"{shown}: the object was replaced while it was being read, or isn't the one that was "
-        "indexed. No versions were mixed. Run the job again, and don't write to a dataset while "
-        "jobs read it.",
+        "indexed. No versions were mixed. Run the job again; if that doesn't help, run "
+        f"`{reindex}` (or upload the pack) again. Don't write to a dataset while jobs read it.",
         uri=source.uri,
     )
 
@@ -128,6 +129,11 @@ class Upstream:
         self._in_flight: dict[str, list[PieceSpan]] = {}  # pieces, by the key of their blob
         self.range_bytes = fetcher.policy.range_bytes
         self.timeout_s = fetcher.policy.retry_timeout_s
+
+    @property
+    def reindex(self) -> str:
+        """The command that builds the dataset's index again, for errors."""
+        return self._fetcher.reindex
 
     def fetch(self, ranges: Sequence[BlobRange], deliver: Deliver, *, urgent: bool = True) -> None:
         """Fetch ranges; return when all are delivered.

@@ -65,6 +65,15 @@ class Fetcher:
         self._pid = os.getpid()
         end_at_exit(self)
 
+    @property
+    def reindex(self) -> str:
+        """The command that builds the dataset's index again, for errors."""
+        return self._scheduler.reindex
+
+    @reindex.setter
+    def reindex(self, command: str) -> None:
+        self._scheduler.reindex = command
+
     # -- bytes
 
     def fetch(

@@ -236,22 +236,23 @@ _REMEDIES = {
     "throttled": "The store asks for fewer requests: use larger shards, fewer jobs at a time, or "
     "raise retry_timeout in storage_options.",
     "missing": "Check the path for a typing error; if the object existed, the dataset changed "
-    "after it was indexed: run `penstock index` again.",
+    "after it was indexed: run `{reindex}` again.",
     "denied": "Check the credentials, the region and the endpoint in storage_options; a public "
     "bucket needs anon=True. Without permission to list, a missing object gives the same answer: "
     "check the path, too.",
-    "changed": "It was replaced after it was indexed: run `penstock index` (or upload the pack) "
+    "changed": "It was replaced after it was indexed: run `{reindex}` (or upload the pack) "
     "again, and don't write to a dataset while jobs read it.",
     "refused": "Another attempt would not help.",
 }
 
 
 def fetch_error(
-    call: Call, request: StoreRequest, failure: RequestError | None, now_s: float
+    call: Call, request: StoreRequest, failure: RequestError | None, now_s: float, *, reindex: str
 ) -> PenstockError:
     """Return the FetchError (or ObjectChangedError) of a request that is given up.
 
-    failure: the last one of its call; None if the call only took too long.
+    failure: the last one of its call; None if the call only took too long. reindex: the command
+    that builds the dataset's index again.
     """
     failure = failure or RequestError("transient", "no answer came")
     took = f"after {request.attempts} attempt{'s' if request.attempts != 1 else ''} in "
@@ -260,9 +261,9 @@ def fetch_error(
         waited_s = now_s - call.began_s
         took = f"in {waited_s:.1f} s, because the server didn't answer the requests before it"
     kind = ObjectChangedError if failure.kind == "changed" else FetchError
+    remedy = failure.remedy or _REMEDIES[failure.kind].replace("{reindex}", reindex)
     return kind(
-        f"{request.uri}: not fetched {took} "
-        f"({failure.kind}: {failure}). {failure.remedy or _REMEDIES[failure.kind]}",
+        f"{request.uri}: not fetched {took} ({failure.kind}: {failure}). {remedy}",
         uri=request.uri,
         missing=failure.kind == "missing",
     )
@@ -373,7 +374,7 @@ class Scheduler:
         self.health = Health(policy)
         self.budget = ConnectionBudget(policy, self.health)
         self.hedging = Hedging(policy, self.health)
-        self.is_closed = False
+        self.is_closed, self.reindex = False, "penstock index"
         self._jitter = jitter or random.Random()
         self._waiting: set[Call] = set()  # for a connection
         self._most_in_flight = policy.max_connections + HEDGE_THREADS
@@ -386,7 +387,7 @@ class Scheduler:
         error if its time limit has passed."""
         late = next((request for due_s, request in self._deadlines(call) if due_s <= now_s), None)
         if late is not None:
-            call.error = fetch_error(call, late, call.last_failure, now_s)
+            call.error = fetch_error(call, late, call.last_failure, now_s, reindex=self.reindex)
         self._waiting.discard(call)
         chosen: list[Attempt] = []
         if call.error is not None:
@@ -525,7 +526,7 @@ class Scheduler:
             return
         call.last_failure = failure
         if final or self._is_enough(call, request):
-            call.error = fetch_error(call, request, failure, now_s)
+            call.error = fetch_error(call, request, failure, now_s, reindex=self.reindex)
         elif not request.in_flight:  # else its hedge may still succeed
             attempts = request.attempts + _THROTTLED_ATTEMPTS * throttled
             # The jitter is added to the server's pause, so that not all clients return at once.

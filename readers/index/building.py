@@ -8,7 +8,6 @@ manifest last.
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import sys
 from functools import partial
@@ -157,13 +156,11 @@ class IndexBuilder:
 
     def _foreign(self, shown: str, what: str) -> IndexChangedError:
         origin = self.origin
-        is_list = origin.selection is not None and origin.selection.is_list
-        named = "URL" if is_list else shlex.quote(origin.url)
         remedy = (
             "that dataset's index as index=, or an empty folder."
             if origin.is_local
             else "the index of these files as index=, or build it for the same selection: "
-            f"penstock index {named} --out PLACE, and pass that PLACE as index=."
+            f"penstock index {origin.argument} --out PLACE, and pass that PLACE as index=."
         )
         return IndexChangedError(
             f"{shown}: {what}, not of {origin.url}. Give the folder of {remedy}"

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shlex
 import threading
 import warnings
 from dataclasses import dataclass
@@ -144,6 +145,15 @@ class IndexPlaces:
             with contextlib.suppress(OSError):  # listing it raises the precise error
                 inode = b"\0%d" % os.stat(origin.folder).st_ino
         return os.path.join(base, INDEXES, os.fsencode(self._key(inode)))
+
+    def command(self, place: bytes | Origin) -> str:
+        """Return the command that builds the index in a place again."""
+        begin, cache = f"penstock index {self.origin.argument}", self.scratch.path
+        if not isinstance(place, bytes):
+            return f"{begin} --out {shlex.quote(place.url)}"
+        if self._named is None and cache is not None and place == self._temporary():
+            return f"{begin} --cache {shlex.quote(cache)}"
+        return begin if place == self.home() else f"{begin} --out {shlex.quote(printable(place))}"
 
     @cached_property
     def _named(self) -> bytes | None:

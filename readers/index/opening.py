@@ -107,6 +107,11 @@ class IndexOpener:
         arrangement = data.arrangement()
         options = BuildOptions(verify, workers or usable_cores(), progress, checker)
         origin = data.locate(scratch, arrangement)
+        # First, as errors about arguments and formats would mislead.
+        if origin.is_local and origin.selection is None and origin.root_kind() is None:
+            from penstock.readers.origin import not_found_message
+
+            raise DatasetNotFoundError(not_found_message(origin.url))
         opener = cls(
             origin=origin, scratch=scratch, format=data.format, index=data.index, options=options
         )
@@ -304,6 +309,8 @@ class IndexOpener:
         is_repaired = isinstance(place, bytes) and is_cached(place)
         rebuild = self._builder(manifest.format).rebuild if is_repaired else None
         sidecars = Sidecars(manifest, place, url=self.origin.url, rebuild=rebuild)
+        if self.origin.remote is not None:
+            self.origin.remote.fetcher.reindex = self.places.command(place)
         return Index(manifest, origin=self.origin, scratch=self.scratch, sidecars=sidecars)
 
 

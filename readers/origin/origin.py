@@ -11,6 +11,7 @@ import errno
 import hashlib
 import os
 import re
+import shlex
 import stat
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -182,6 +183,12 @@ class Origin(ABC):
         """Return the URL as an index records it: that of a list contains a hash of its files."""
         listed = self.selection if self.selection is not None and self.selection.is_list else None
         return self.url if listed is None else f"{self.url} ({listed.key})"
+
+    @property
+    def argument(self) -> str:
+        """Return the URL as an argument of a command in messages."""
+        is_list = self.selection is not None and self.selection.is_list
+        return "URL…" if is_list else shlex.quote(self.url)
 
     def index_folders(self) -> list[bytes]:
         """Return the local folders next to the data that may hold its index, best first."""

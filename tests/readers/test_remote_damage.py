@@ -226,6 +226,26 @@ def test_an_object_that_changed_is_an_error_and_no_bad_sample(
         assert not bad
 
 
+@pytest.mark.parametrize("place", ["cache", "index"])
+def test_the_command_in_an_error_rebuilds_the_index_that_is_used(
+    built: Path, tmp_path: Path, place: str
+) -> None:
+    """A command for another place would leave the old index in use."""
+    shutil.copytree(built / "tars", tmp_path / "srv" / "tars")
+    index = tmp_path / "index" if place == "index" else None
+    with serving(tmp_path / "srv") as server:
+        url = f"{server.url}/{KINDS['tars']}"
+        with Dataset(url, cache=tmp_path / "cache", index=index) as dataset:
+            dataset.open(verify=images.verify)
+            (tmp_path / "srv/tars/train-000001.tar").unlink()
+            for shard in range(len(dataset.index.sizes)):
+                dataset.index.drop(shard)  # the indexing has cached them
+            with pytest.raises(FetchError) as caught:
+                dataset.read(rows_of(dataset))
+    option = f"--out {index}" if index else f"--cache {tmp_path / 'cache'}"
+    assert f"run `penstock index '{url}' {option}` again" in str(caught.value)
+
+
 def test_damaged_manifests_and_sidecars_in_the_cache_are_fetched_again(
     server: Server, tmp_path: Path
 ) -> None:

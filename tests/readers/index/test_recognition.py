@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.cache import ConfigError
+from penstock.cache import ConfigError, DatasetNotFoundError
 from penstock.readers import Dataset
 from tests import images
 
@@ -25,6 +25,14 @@ TABLE = pa.table({"a": [1, 2, 3]})
 def kind_of(root: Path | str) -> str:
     with Dataset(root) as dataset:
         return dataset.open(verify=images.verify).format.name
+
+
+@pytest.mark.parametrize("format", ["auto", "tokens", "tar", "zarr", "pack", "folder"])
+def test_a_path_that_does_not_exist_is_named(tmp_path: Path, format: str) -> None:
+    more = {"sample": (512,), "dtype": "uint16"} if format in ("auto", "tokens") else {}
+    for name in ("weeb/train.bin", "weeb"):
+        with pytest.raises(DatasetNotFoundError, match="no such file or folder"):
+            Dataset(tmp_path / name, format=format, **more).open(verify=images.verify)
 
 
 def test_files_of_several_kinds_need_a_format(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     Unread: TypeAlias = "Encoded | FileSpan"
 
 REINDEX = "Run `penstock index` on the dataset again."
+REOPEN = f"Open the dataset again. If that doesn't help: {REINDEX}"
 
 NO_BYTES: Encoded = np.frombuffer(b"", np.uint8)
 

@@ -507,25 +507,27 @@ def check_left_out(index: Index, allowed: float = 1.0) -> None:
     Dataset refuses so many by default. Raises DatasetError if it leaves out more than allowed."""
     if not index.left_out:
         return
-    from penstock.readers.origin import QUARANTINE, left_out_text, left_out_total, percent
+    from penstock.readers.origin import QUARANTINE, left_out_lines, left_out_total, percent
 
     total = left_out_total(index.left_out)
     share = total / (index.samples + total)
     if share <= min(allowed, WARNED_LEFT_OUT):
         return
-    message = (
-        f"{index.url}: {left_out_text(index.left_out, samples=index.samples)}. The rejected files "
-        f"are listed in {index.place}/{QUARANTINE.decode()}."
-    )
+    head, *reasons = left_out_lines(index.left_out, samples=index.samples)
+    rejected = f"The rejected files are listed in {index.place}/{QUARANTINE.decode()}."
     remedy = "repair or remove them (a list of classes may lack a name), "
     if any("class folder" in reason for reason in index.left_out):
         remedy += "list all files and their labels in a table and pass it as manifest=, "
     remedy += f"or accept it with Dataset(…, allow_left_out={math.ceil(share * 100) / 100:.2g})."
     if share > allowed:
-        raise DatasetError(f"{message} At most {percent(allowed)} may be left out: {remedy}")
+        raise DatasetError(
+            f"{index.url}: {head} {'; '.join(reasons)}. {rejected} At most {percent(allowed)} may "
+            f"be left out: {remedy}"
+        )
     if allowed == 1 and share > ALLOWED_LEFT_OUT:
-        message += f" By default, Dataset(…) allows {percent(ALLOWED_LEFT_OUT)}: {remedy}"
-    warnings.warn(message, PenstockWarning, stacklevel=6)
+        rejected += f" By default, Dataset(…) allows {percent(ALLOWED_LEFT_OUT)}: {remedy}"
+    lines = "\n  ".join([f"{index.url}: {head}", *reasons])
+    warnings.warn(f"{lines}\n{rejected}", PenstockWarning, stacklevel=6)
 
 
 def _kept_chunks(

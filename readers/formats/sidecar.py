@@ -18,7 +18,7 @@ from crc32c import crc32c
 
 from penstock.cache import IndexChangedError
 from penstock.cache.base import Segment, read_error
-from penstock.readers.byte_source import REINDEX, ByteSource
+from penstock.readers.byte_source import REINDEX, REOPEN, ByteSource
 from penstock.readers.fieldtypes import DenseColumn, EncodedColumn, RaggedColumn, codec_number
 from penstock.readers.files import (
     BROKEN,
@@ -509,7 +509,7 @@ def read_sidecar(
     except FileNotFoundError:
         raise IndexChangedError(
             f"{url or printable(path)}: part of the index is gone; it was rebuilt while this "
-            f"dataset was open, or deleted. Open the dataset again. If that doesn't help: {REINDEX}"
+            f"dataset was open, or deleted. {REOPEN}"
         ) from None
     except BROKEN as error:
         what, shown = "this part of the index is damaged", printable(path)

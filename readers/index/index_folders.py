@@ -36,7 +36,7 @@ from penstock.cache import (
     log,
 )
 from penstock.cache.base import is_shortage
-from penstock.readers.byte_source import REINDEX
+from penstock.readers.byte_source import REINDEX, REOPEN
 from penstock.readers.files import (
     below,
     is_passed_over,
@@ -74,7 +74,7 @@ def read_index(place: bytes) -> Manifest | None:
     except (CorruptShardError, OtherVersionError) as error:
         if isinstance(error, OtherVersionError) and not is_cached(place):
             raise
-        log.warning("%s The index is rebuilt.", error)
+        log.warning("%sThe index is rebuilt.", str(error).removesuffix(REINDEX))
         return None
     return _of_no_pack(manifest, printable(place))
 
@@ -386,9 +386,10 @@ class Sidecars:
         """Warn once that a part of an index in the cache was damaged."""
         if not self._has_warned:
             self._has_warned = True
+            cause = str(error).removesuffix(REOPEN).removesuffix(REINDEX).rstrip()
             warnings.warn(
                 f"{url}: a part of its index in the cache can't be used. It is fetched or "
-                f"rebuilt, and the job continues. {error}",
+                f"rebuilt, and the job continues. {cause}",
                 PenstockWarning,
                 stacklevel=6,
             )

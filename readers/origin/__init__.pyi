@@ -10,7 +10,7 @@ from .file_selection import of_names as of_names
 from .left_out import LeftOut as LeftOut, QUARANTINE as QUARANTINE
 from .left_out import QuarantineEntry as QuarantineEntry
 from .left_out import count_left_out as count_left_out, joined_left_out as joined_left_out
-from .left_out import left_out_for as left_out_for, left_out_text as left_out_text
+from .left_out import left_out_for as left_out_for, left_out_lines as left_out_lines
 from .left_out import left_out_total as left_out_total
 from .left_out import no_good_sample_message as no_good_sample_message, percent as percent
 from .left_out import quarantine_lines as quarantine_lines

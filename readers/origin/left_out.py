@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 QUARANTINE = b"quarantine.jsonl"
 
 _MOST_REASONS, _SHOWN = 16, 5
-_PLACE = re.compile(r" \([^()]*\b(?:row|line|file|sample) [^()]*\)| at byte \d+")
+_PLACE = re.compile(
+    r" \([^()]*\b(?:row|line|file|sample) [^()]*\)| at byte \d+|:? line \d+ column \d+ \(char \d+\)"
+)
 # Further details that differ between samples that are left out for the same reason, in the order
 # in which they are disregarded.
 _DETAILS = (re.compile(r"\d[\d,._]*"), re.compile(r"'[^']*'|\"[^\"]*\""))
@@ -114,19 +116,16 @@ def percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def left_out_text(left_out: Mapping[str, LeftOut], *, samples: int) -> str:
-    """Format the counts, such as "3 of 10 samples are left out: 2 of 'truncated JPEG' (such as
-    a/1.jpg); …"."""
+def left_out_lines(left_out: Mapping[str, LeftOut], *, samples: int) -> list[str]:
+    """Format the counts: "3 of 10 samples (30 %) are left out:", then a line for each reason, such
+    as "2 x truncated JPEG (such as a/1.jpg)"."""
     total = left_out_total(left_out)
-    reasons = "; ".join(
-        f"{each.samples:,} x {reason} (such as {each.example})"
-        for reason, each in list(left_out.items())[:_SHOWN]
-    )
-    more = f"; and {len(left_out) - _SHOWN} more reasons" if len(left_out) > _SHOWN else ""
-    return (
-        f"{total:,} of {samples + total:,} samples ({percent(total / (samples + total))}) are "
-        f"left out: {reasons}{more}"
-    )
+    share = percent(total / (samples + total))
+    lines = [f"{total:,} of {samples + total:,} samples ({share}) are left out:"]
+    for reason, each in list(left_out.items())[:_SHOWN]:
+        lines.append(f"{each.samples:,} x {reason.rstrip('.')} (such as {each.example})")
+    more = len(left_out) - _SHOWN
+    return [*lines, f"and {more} more reasons"] if more > 0 else lines
 
 
 def no_good_sample_message(url: str, quarantined: Sequence[QuarantineEntry]) -> str:

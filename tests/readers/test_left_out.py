@@ -13,7 +13,7 @@ from penstock import ClassLabel, DataLoader, Dataset, Value, concat
 from penstock.cache import ConfigError, DatasetError
 from penstock.pipeline.cli import main
 from penstock.readers import pack
-from penstock.readers.origin import LeftOut, joined_left_out
+from penstock.readers.origin import LeftOut, QuarantineEntry, count_left_out, joined_left_out
 from tests import images, tars
 from tests.files import uploaded
 
@@ -48,7 +48,7 @@ def opened(url: object, **options: object) -> tuple[Dataset, list[str]]:
         warnings.simplefilter("always")
         dataset = Dataset(url, **options)  # type: ignore[arg-type]
         dataset.open(verify=images.verify)
-    return dataset, [str(each.message) for each in caught if " are left out: " in str(each.message)]
+    return dataset, [str(each.message) for each in caught if " are left out:" in str(each.message)]
 
 
 @pytest.mark.parametrize("write", [folder, archives])
@@ -68,8 +68,17 @@ def test_each_opening_reports_the_counts(
             assert one.left_out == WANTED
             assert ", 3 left out)" in repr(one)
             (message,) = messages
-            assert "3 of 63 samples (4.76 %) are left out: 2 x not an image" in message
+            assert "3 of 63 samples (4.76 %) are left out:\n  2 x not an image" in message
+            assert message.count("\n") == 3  # a line for each reason, and one for the list
             assert "(such as " in message
+
+
+def test_a_reason_is_counted_once_whatever_its_place_in_a_file() -> None:
+    reasons = [
+        f"meta: not JSON (Expecting value: line 1 column {n} (char {n - 1}))" for n in (3, 9)
+    ]
+    entries = [QuarantineEntry(name=b"x", reason=reason) for reason in reasons]
+    assert count_left_out(entries) == {"meta: not JSON (Expecting value)": (2, "x")}
 
 
 def test_many_reasons_that_differ_in_numbers_are_counted_as_the_first() -> None:

@@ -118,6 +118,7 @@ def warned_once() -> Iterator[None]:
     (warning,) = report
     assert warning.category is PenstockWarning
     assert "its index in the cache" in str(warning.message)
+    assert "penstock index" not in str(warning.message)  # it is repaired without
 
 
 def _cut(path: Path) -> None:

@@ -74,7 +74,7 @@ def read_index(place: bytes) -> Manifest | None:
     except (CorruptShardError, OtherVersionError) as error:
         if isinstance(error, OtherVersionError) and not is_cached(place):
             raise
-        log.warning("%sThe index is rebuilt.", str(error).removesuffix(REINDEX))
+        log.warning("%s The index is rebuilt.", str(error).removesuffix(REINDEX).rstrip())
         return None
     return _of_no_pack(manifest, printable(place))
 

@@ -209,7 +209,7 @@ def test_commands_say_that_a_dataset_refuses_it(
     for command in (["inspect", root], ["index", root], ["pack", root, tmp_path / "pack"], plan):
         assert main([str(each) for each in command]) == 0
         shown = capsys.readouterr().err
-        assert "40 of 100 samples (40 %) are left out: 40 x not in a class folder" in shown
+        assert "40 of 100 samples (40 %) are left out:\n  40 x not in a class folder" in shown
         assert "By default, Dataset(…) allows 10 %" in shown
         assert "manifest=" in shown
         assert "allow_left_out=0.4)" in shown

@@ -6,6 +6,7 @@ import math
 import threading
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -212,6 +213,12 @@ class Dataset(Source):
         """Open the index, or build it; later calls cost nothing. verify, workers, and errors: as
         for `index`. Raises ConfigError for fields that the dataset lacks."""
         return self._open(verify=verify, workers=workers).index
+
+    def unindexed_bytes(self) -> int:
+        """Return the bytes that building the index would read; see `IndexOpener`."""
+        opener = IndexOpener.of(self._description, self._scratch)
+        with closing(opener.origin):
+            return opener.unindexed_bytes()
 
     def _open(
         self, *, verify: Verify | str | None = None, workers: int | None = None

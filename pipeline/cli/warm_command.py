@@ -6,7 +6,7 @@ typer reads the options at run time.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -100,7 +100,8 @@ def warm(
         PENSTOCK_PEER_TOKEN.
     tls: With --peers: --no-tls turns encryption off on a private network.
     workers: Shards that are fetched in parallel.
-    dry_run: Only show what would be fetched and whether it fits.
+    dry_run: Only show what would be fetched and whether it fits; data without an index are listed,
+        not downloaded.
     """
     place = data.arguments_for(url)
     open_cache = partial(disk.DiskCache, max_bytes=max_bytes) if max_bytes else disk.DiskCache.at
@@ -161,7 +162,7 @@ def _fetched(
 
     place: arguments of `Dataset`; order: arguments of `feed.warm`. Raises ConfigError.
     """
-    from penstock.readers import open_source
+    from penstock.readers import Dataset, open_source
 
     if if_empty and order["process"][1] > 1:  # a process would see what another has just fetched
         raise ConfigError(
@@ -169,6 +170,10 @@ def _fetched(
             "--ntasks-per-node=1)."
         )
     with open_source(url, allow_left_out=1, **place) as dataset, ByteProgress("warm") as bar:
+        if order["dry_run"] and isinstance(dataset, Dataset):
+            unindexed = dataset.unindexed_bytes()
+            if unindexed:  # a dry run builds no index
+                return feed.WarmResult(index_bytes=unindexed)
         remote, reason = dataset.remote_shards, ""
         if remote is None:
             reason = f"{dataset.url} is local and read in place: there is nothing to warm."
@@ -177,8 +182,10 @@ def _fetched(
                 f"{place['cache'].path}: the cache already holds {count(held, 'shard')} of "
                 f"{dataset.url}, so nothing is fetched (--if-empty)."
             )
-        if not reason:
-            return feed.warm(dataset, **order, progress=lambda state: _show_progress(bar, state))
+        if remote is not None and not reason:
+            opened = sum(each.traffic().bytes_remote for each in remote.remotes)
+            result = feed.warm(dataset, **order, progress=lambda state: _show_progress(bar, state))
+            return replace(result, index_bytes=opened)
     # It is no error, for scripts that warm any data.
     Console(stderr=True).print(reason, highlight=False, markup=False, soft_wrap=True)
     return None
@@ -259,11 +266,20 @@ def _node(
 
 
 def _lines(result: feed.WarmResult, *, dry_run: bool, share: str) -> Iterator[str]:
+    index = format_size(result.index_bytes)
+    if dry_run and result.index_bytes and not result.node_bytes:
+        yield (
+            f"there is no index yet: building it reads up to {index} of samples, which the cache "
+            "keeps as far as they fit. Without --dry-run, this command does that first."
+        )
+        return
     rate = f", {format_size(result.bytes / result.seconds)}/s" if result.seconds else ""
     time = "" if dry_run else f" in {result.seconds:.1f} s{rate}"
     head = "would fetch" if dry_run else "[bold green]done[/] fetched"
     fetched = f"{count(result.objects, 'object')}, {format_size(result.bytes)}{time}"
     yield f"{head} {fetched}; {result.skipped:,} already cached ({share})"
+    if result.index_bytes:
+        yield f"before, opening or building the index fetched {index}"
     if result.left_out:
         yield (
             f"[yellow]{result.left_out:,} objects don't fit:[/] the cache keeps "

@@ -170,6 +170,8 @@ class WarmResult:
 
     node_bytes: bytes that the node reads in an epoch; kept_bytes: the part of them that the cache
     keeps for the job; left_out: objects that it doesn't keep, which are fetched in each epoch.
+    index_bytes: bytes that opening or building the index received before, from `penstock warm`; in
+    a dry run over data without an index, those that building it would read.
     """
 
     bytes: int = 0
@@ -180,6 +182,7 @@ class WarmResult:
     node_bytes: int = 0
     kept_bytes: int = 0
     left_out: int = 0
+    index_bytes: int = 0
 
 
 class ShareFills:

@@ -165,6 +165,7 @@ class ChunkFormat(FilesFormat):
     """The base of formats in chunks."""
 
     least_sample_bytes: ClassVar[int] = 0
+    reads_samples: ClassVar[bool] = False
 
     @abstractmethod
     def index(self, origin: Origin, files: DatasetFiles, *, workers: int) -> ChunkedDataset:

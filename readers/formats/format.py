@@ -134,7 +134,8 @@ class Format(ABC):
     read whole; otherwise samples are views of a mapped shard. has_own_index: True if the dataset
     carries its index. keeps_facts: True if an updated index reuses the facts that it has recorded
     about unchanged files; statistics that need every file's bytes aren't computed then.
-    is_encoded: True if samples of
+    reads_samples: True if all
+    samples are read for the index, not only metadata. is_encoded: True if samples of
     arrays that can be read singly are decoded, which uses a core. sampling: the arguments of
     `Sampling` that the format uses, and "file" if it has sample="file". has_splits: True if its
     files name the parts of a dataset, of which `split=` selects one.
@@ -145,6 +146,7 @@ class Format(ABC):
     is_file_per_sample: ClassVar[bool] = False
     has_own_index: ClassVar[bool] = False
     keeps_facts: ClassVar[bool] = False
+    reads_samples: ClassVar[bool] = True
     is_encoded: ClassVar[bool] = False
     sampling: ClassVar[tuple[str, ...]] = ()
     has_splits: ClassVar[bool] = False

@@ -276,6 +276,20 @@ class IndexOpener:
             return self._index(remote, place)
         return self._index(*self._builder(found).open())
 
+    def unindexed_bytes(self) -> int:
+        """Return the bytes of remote data that building the index would read; 0 if there is an
+        index, or if only metadata is read. Lists the data. Raises the errors of `open`."""
+        origin = self.origin
+        if origin.is_local or self.own is not None or self.places.manifest is not None:
+            return 0
+        found = self.recognise()
+        if found.has_own_index or not found.reads_samples:
+            return 0
+        if origin.selection is not None:
+            return sum(entry.size_bytes for entry in origin.entries(lambda _: True))
+        listed = (entry for _, entry in origin.list_below(""))
+        return sum(entry.size_bytes for entry in listed if entry is not None)
+
     def rebuild(self) -> Index:
         """Build the index even if a valid one exists; see `index`."""
         is_pack = self.format != AUTO and format_named(self.format).has_own_index

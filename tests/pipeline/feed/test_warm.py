@@ -19,6 +19,7 @@ from penstock.pipeline import DataLoader, Order, World
 from penstock.pipeline.cli import main
 from penstock.pipeline.feed import node_world, warm
 from penstock.readers import Dataset
+from tests import tars
 from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -296,6 +297,25 @@ def test_the_command_tells_what_it_fetched_and_what_was_there(
     code, out, _ = run(capsys, *options)
     assert code == 0
     assert f"{fetched['objects']} already cached" in out
+
+
+def test_a_dry_run_builds_no_index_and_a_warm_up_counts_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    memory, cache = fsspec.filesystem("memory"), tmp_path / "cache"
+    shards = [tars.archive(tars.photographs(3 * i, 3)) for i in range(4)]
+    for i, data in enumerate(shards):
+        memory.pipe(f"/dry/{tmp_path.name}/{i}.tar", data)
+    options = (f"memory://dry/{tmp_path.name}", "--cache", str(cache), "--max-bytes", "64MiB")
+    code, out, _ = run(capsys, *options, "--dry-run", "--json")
+    assert (code, json.loads(out)["index_bytes"]) == (0, sum(map(len, shards)))
+    assert not [*cache.glob("blobs/*")]
+    assert "there is no index yet" in run(capsys, *options, "--dry-run")[1]
+    code, out, _ = run(capsys, *options, "--json")
+    warmed = json.loads(out)
+    assert code == 0
+    assert warmed["bytes"] + warmed["index_bytes"] >= sum(map(len, shards))
+    assert "4 already cached" in run(capsys, *options, "--dry-run")[1]
 
 
 @pytest.mark.parametrize(

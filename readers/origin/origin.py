@@ -18,7 +18,15 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeVar
 
-from penstock.cache import ConfigError, DatasetNotFoundError, ReadError, log, ordered, redact
+from penstock.cache import (
+    ConfigError,
+    DatasetNotFoundError,
+    FetchError,
+    ReadError,
+    log,
+    ordered,
+    redact,
+)
 from penstock.cache.base import Segment, machine_remedy
 from penstock.readers.files import INDEX_SUFFIX, is_passed_over, printable
 from penstock.readers.origin.arrangement import DEFAULT_ARRANGEMENT, Arrangement
@@ -282,6 +290,13 @@ class Origin(ABC):
         missing = [part for part in plain if existing[part] is None]
         if missing:
             few = ", ".join(printable(os.fsencode(name)) for name in missing[:3])
+            if self.remote is not None and self.remote.offline.is_set():
+                raise FetchError(
+                    f"{self.url}: the remote can't be reached, and {len(missing):,} of "
+                    f"{len(plain):,} files didn't exist when it last answered ({few}"
+                    f"{', …' if len(missing) > 3 else ''}). Start again once it answers.",
+                    uri=self.url,
+                )
             raise DatasetNotFoundError(
                 f"{self.url}: {len(missing):,} of {len(plain):,} files don't exist "
                 f"({few}{', …' if len(missing) > 3 else ''}). Fetch them, or list only files that "

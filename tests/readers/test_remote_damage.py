@@ -16,6 +16,7 @@ import pytest
 from penstock.cache import (
     CorruptSampleError,
     CorruptShardError,
+    DatasetNotFoundError,
     FetchError,
     PenstockWarning,
     ordered,
@@ -224,6 +225,20 @@ def test_an_object_that_changed_is_an_error_and_no_bad_sample(
         with pytest.raises(FetchError, match=server.url):
             dataset.read(rows_of(dataset), bad=bad)
         assert not bad
+
+
+def test_an_outage_is_not_reported_as_missing_files(tmp_path: Path) -> None:
+    (tmp_path / "srv").mkdir()
+    with serving(tmp_path / "srv") as server:
+        url, cache = f"{server.url}/train-{{0..3}}.tar", tmp_path / "cache"
+        with pytest.raises(DatasetNotFoundError, match="4 of 4 files don't exist"):
+            Dataset(url, cache=cache).open()
+    dataset = Dataset(url, cache=cache, storage_options={"retry_timeout": 0.2})
+    with (
+        pytest.warns(PenstockWarning, match="can't be reached"),
+        pytest.raises(FetchError, match="can't be reached, and 4 of 4 files didn't exist"),
+    ):
+        dataset.open()
 
 
 @pytest.mark.parametrize("place", ["cache", "index"])

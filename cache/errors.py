@@ -92,7 +92,8 @@ def _recreate(
 class ConfigError(PenstockError, ValueError):
     """An argument is wrong, or two arguments contradict each other.
 
-    Penstock raises it before any work starts. The message names the argument, the value that it
+    Penstock raises it before any work starts, unless only the data show the contradiction, such as
+    a sample longer than the rows of `PackTokens`. The message names the argument, the value that it
     got and the values that it accepts: change the call.
     """
 

@@ -150,7 +150,7 @@ def test_a_damaged_mask_raises_a_value_error():
     data = encoded(picture(palette(np.zeros((8, 6), np.uint8))))
     floats = encoded(npy(np.zeros((8, 6))))
     for bad in (data[:-30], floats, encoded(b"x" * 99)):
-        with pytest.raises(ValueError, match="mask|truncated or damaged"):
+        with pytest.raises(ValueError, match=r"mask|truncated or damaged"):
             Mask(of="image").decode(bad)
     with pytest.raises(ValueError, match="header"):
         Mask(of="image").decode(floats[:-1])

@@ -45,14 +45,14 @@ def test_rows_with_invalid_values_are_warned_about(tmp_path: Path) -> None:
     root = images.write_folder(tmp_path / "set", {"1.jpg": JPEG, "2.jpg": JPEG, "list.csv": table})
     schema = {"label": ClassLabel(("dog", "cat"))}
     dataset = Dataset(root, manifest="list.csv", schema=schema, allow_left_out=1)
-    with pytest.warns(PenstockWarning, match=r"1 of 2 samples .*cow.*such as 2\.jpg"):
+    with pytest.warns(PenstockWarning, match=r"1 of 2 .*:\n  1 x .*cow.*such as 2\.jpg"):
         assert dataset.open(verify=images.verify).samples == 1
 
 
 def test_samples_that_fail_the_check_are_warned_about(tmp_path: Path) -> None:
     files = {"1.jpg": JPEG, "1.txt": b"caf\xe9", "2.jpg": JPEG, "2.txt": b"tea"}
     root = images.write_folder(tmp_path / "set", files)
-    with pytest.warns(PenstockWarning, match=r"1 of 2 samples .*caption: .*such as 1\.jpg"):
+    with pytest.warns(PenstockWarning, match=r"1 of 2 .*:\n  1 x .*caption: .*such as 1\.jpg"):
         assert Dataset(root, allow_left_out=1).open(verify=images.verify).samples == 1
 
 
@@ -110,7 +110,7 @@ def test_samples_that_tar_files_lose_are_warned_about(
 def test_keys_without_a_label_are_warned_about(tmp_path: Path) -> None:
     members = {"1.jpg": JPEG, "1.cls": b"1", "2.jpg": JPEG}
     root = images.write_folder(tmp_path / "set", {"0.tar": tars.archive(members)})
-    with pytest.warns(PenstockWarning, match=r"1 of 2 samples .*no label.*such as 0\.tar/2"):
+    with pytest.warns(PenstockWarning, match=r"1 of 2 .*:\n  1 x .*no label.*such as 0\.tar/2"):
         assert Dataset(root, allow_left_out=1).open(verify=images.verify).samples == 1
 
 

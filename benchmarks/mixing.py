@@ -116,7 +116,8 @@ def sorted_data(samples: int = SORTED_SAMPLES) -> list[dict[str, Any]]:
 # -- units
 
 
-def _contents(shards: int, units: int, rows: int, unit_bytes: float) -> Contents:
+def contents_of_units(shards: int, units: int, rows: int, *, unit_bytes: float = 0.0) -> Contents:
+    """Return a dataset of shards of units of rows, without files."""
     return Contents(
         schema=Schema({}),
         sizes=np.full(shards, units * rows),
@@ -166,7 +167,7 @@ def decode_units() -> list[dict[str, Any]]:
     shards in their place."""
     found = []
     for name, shards, units, rows, unit_bytes, batch in UNITS:
-        what = _contents(shards, units, rows, unit_bytes)
+        what = contents_of_units(shards, units, rows, unit_bytes=unit_bytes)
         for world in WORLDS:
             lanes = default_lanes(batch * world, shards)
             every = shards * units

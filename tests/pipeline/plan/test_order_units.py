@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.mixing import contents_of_units
 from penstock.cache import PlanError
 from penstock.pipeline.plan import (
     LEAST_UNITS,
@@ -24,12 +25,12 @@ from penstock.pipeline.plan import (
     open_units,
     window_of,
 )
-from penstock.readers import Contents
-from penstock.readers.fieldtypes import Schema
 from tests.pipeline.plan.plans import batch_of, plans, whole
 from tests.properties import examples
 
 if TYPE_CHECKING:
+    from penstock.readers import Contents
+
     Shape = tuple[list[list[int]], dict[str, Any]]
 
 
@@ -193,24 +194,6 @@ def test_units_that_cannot_be_are_refused(units: Any, says: str) -> None:
         Plan([4, 4], seed=1, lanes=1, window=1, units=units)
 
 
-def contents(shards: int, units: int, rows: int, *, unit_bytes: float = 0.0) -> Contents:
-    """Return shards of units of rows."""
-    return Contents(
-        schema=Schema({}),
-        sizes=np.full(shards, units * rows),
-        shard_bytes=np.full(shards, 2**26),
-        id_end=shards * units * rows,
-        fingerprint="f",
-        icc=None,
-        shuffled=False,
-        images={},
-        files=shards,
-        is_file_per_sample=False,
-        units=[np.full(units, rows)] * shards,
-        unit_bytes=unit_bytes,
-    )
-
-
 @given(
     shards=st.integers(1, 40),
     units=st.integers(1, 12),
@@ -221,7 +204,7 @@ def contents(shards: int, units: int, rows: int, *, unit_bytes: float = 0.0) -> 
 def test_open_units_are_those_of_the_plan(
     shards: int, units: int, rows: int, lanes: int, window: int
 ) -> None:
-    found = contents(shards, units, rows)
+    found = contents_of_units(shards, units, rows)
     plan = Plan(found.sizes, seed=1, lanes=lanes, window=window, units=found.units)
     report = open_units(found, lanes=lanes, window=window)
     assert min(report, shards) == pytest.approx(plan.open_shards)
@@ -232,19 +215,19 @@ def test_open_units_are_those_of_the_plan(
     ("what", "batch", "lanes", "wanted"),
     [
         # 10,000 chunks of 180 MB, 8 samples each: what 4 GiB hold.
-        (contents(10_000, 1, 8, unit_bytes=180e6), 16, 2, 26),
+        (contents_of_units(10_000, 1, 8, unit_bytes=180e6), 16, 2, 26),
         # 4 in each lane at least, however large they are.
-        (contents(10_000, 1, 8, unit_bytes=180e6), 256, 32, 128),
+        (contents_of_units(10_000, 1, 8, unit_bytes=180e6), 256, 32, 128),
         # A sample a chunk of 49 kB takes no memory: as many as of shards.
-        (contents(2_000, 640, 1, unit_bytes=49e3), 256, 32, 11_328),
+        (contents_of_units(2_000, 640, 1, unit_bytes=49e3), 256, 32, 11_328),
         # 392 kB, 8 samples each: enough for 32 batches, and for the root of the units.
-        (contents(250, 640, 8, unit_bytes=392e3), 256, 32, 4_000),
+        (contents_of_units(250, 640, 8, unit_bytes=392e3), 256, 32, 4_000),
         # Photographs in row groups of 100: 11 MB each.
-        (contents(2_560, 5, 100, unit_bytes=11e6), 256, 32, 416),
+        (contents_of_units(2_560, 5, 100, unit_bytes=11e6), 256, 32, 416),
         # Larger than the window's bytes each.
-        (contents(500, 1, 4, unit_bytes=6e9), 8, 1, LEAST_UNITS),
+        (contents_of_units(500, 1, 4, unit_bytes=6e9), 8, 1, LEAST_UNITS),
         # All there are.
-        (contents(3, 2, 8, unit_bytes=1e3), 8, 1, 6),
+        (contents_of_units(3, 2, 8, unit_bytes=1e3), 8, 1, 6),
     ],
 )
 def test_defaults(what: Contents, batch: int, lanes: int, wanted: int) -> None:
@@ -264,7 +247,7 @@ def test_defaults(what: Contents, batch: int, lanes: int, wanted: int) -> None:
 def test_a_window_fits_and_mixes(
     shards: int, units: int, rows: int, unit_bytes: float, batch: int, lanes: int
 ) -> None:
-    what = contents(shards, units, rows, unit_bytes=unit_bytes)
+    what = contents_of_units(shards, units, rows, unit_bytes=unit_bytes)
     window = window_of(what, lanes, global_batch=batch)
     every = shards * units
     opened = min(window * lanes, every)
@@ -280,7 +263,7 @@ def test_a_window_fits_and_mixes(
 
 
 def test_shards_without_units_keep_their_windows() -> None:
-    what: Any = replace(contents(900, 1, 8), units=None)
+    what: Any = replace(contents_of_units(900, 1, 8), units=None)
     settings = first_settings(what, seed=1, global_batch=256)
     assert settings.window == default_window(
         900, settings.lanes, global_batch=256, icc=None, shuffled=False
